@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 from importlib.metadata import version
-from itertools import zip_longest
 
 from ctrlreward.arguments import did_you_mean
 
@@ -80,30 +79,12 @@ def _run(arguments: list[str]) -> None:
         print(f"ctrlreward {version('ctrlreward')}")
     elif command in COMMANDS:
         options = [_underscored(option) for option in options]
-        _check_models(options)
         module = importlib.import_module(f"ctrlreward.{COMMANDS[command][0]}")
         module.run(options)
     else:
         hint = did_you_mean(command, COMMANDS, str)
         print(f"{USAGE}\n\nerror: No such command: {given!r}{hint}", file=sys.stderr)
         raise SystemExit(2)
-
-
-def _check_models(options: list[str]) -> None:
-    """Exit with status 2 if an option such as `--scorers.model` has a misspelt short name.
-
-    A command detects it only after the imports of PyTorch and transformers, which take seconds.
-    """
-    for option, following in zip_longest(options, options[1:], fillvalue=""):
-        name, equals, value = option.partition("=")
-        if name.startswith("--") and name.endswith(("model", "encoder")):
-            from ctrlreward.weights.sources import check_spelling
-
-            try:
-                check_spelling(value if equals else following)
-            except ValueError as error:
-                print(f"error: {name}: {error}", file=sys.stderr)
-                raise SystemExit(2) from None
 
 
 def _underscored(argument: str) -> str:

@@ -1,26 +1,22 @@
-"""YAML files of training jobs and of rewards, their mistakes, and the names in them.
+"""YAML files of training jobs and of rewards, and the files that they extend.
 
 This module imports neither PyTorch nor Lightning, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, reduce
-from importlib.util import find_spec
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ctrlreward.arguments import did_you_mean
 from ctrlreward.files import ShallowLoader
-from ctrlreward.weights.sources import check_spelling
 
 _EXTENDING = _EXTENDS, _REPLACE, _ANCHORS = ("extends", "replace", "anchors")
 
@@ -30,23 +26,16 @@ _GROUPS = (
     *("objective", "generation", "optimizer", "critic", "lora"),
 )
 _PLACE = "${trainer.default_root_dir}"
-_KEYS = (
-    *("seed_everything", "model", "data", "trainer", "optimizer", "lr_scheduler"),
-    *("ckpt_path", "smoke"),
-)
-
-# Arguments of scorers, policies and recipes whose values are names of models.
-MODEL_KEYS = ("model", "encoder", "language_model", "infiller")
-
-# Keys of a reward, and of a component, in the short form.
-REWARD_KEYS = ("components", "aggregate", "thresholds", "scales", "penalty", "timeout", "device")
-AGGREGATES = ("weighted", "gm", "min", "mean_minus_deviation", "geometric_mean")
+# Keys of a component in the short form; others are options of its scorer.
 COMPONENT_KEYS = ("scorer", "score", "weight", "given", "at_least", "options")
+
+
+_OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A YAML file, with the line of each key, by the keys that lead there, "0", "1", … in a list.
+    """A YAML file.
 
     `as_written` is False if the content differs from the file. `anchors` are the names of the
     values that the file marks (`labels: &labels [...]`).
@@ -54,32 +43,12 @@ class ConfigFile:
 
     path: str
     content: Mapping[str, Any]
-    lines: Mapping[tuple[str, ...], int]
     as_written: bool = True
     anchors: Sequence[str] = ()
 
     def error(self, keys: tuple[str, ...], problem: str) -> ValueError:
-        """Return the error of a key: `FILE:LINE: KEY PROBLEM`."""
-        return ValueError(f"{self.path}:{self.line(keys)}: {'.'.join(keys)} {problem}")
-
-    def line(self, keys: tuple[str, ...]) -> int:
-        """Return the line of a key, or of the last one above it that the file has."""
-        while keys and keys not in self.lines:
-            keys = keys[:-1]
-        return self.lines.get(keys, 1)
-
-    def below(self, keys: tuple[str, ...]) -> ConfigFile:
-        """Return the part of the file below a key, with the same line numbers."""
-        content, n = self.content, len(keys)
-        for key in keys:
-            content = content[key]
-        lines = {each[n:]: line for each, line in self.lines.items() if each[:n] == keys}
-        return ConfigFile(self.path, content, lines)
-
-    def under(self, key: str) -> ConfigFile:
-        """Return a file that has this one under a key, with the same line numbers."""
-        lines = {(key, *keys): line for keys, line in self.lines.items()}
-        return ConfigFile(self.path, {key: self.content}, lines)
+        """Return the error of a key: `FILE: KEY PROBLEM`."""
+        return ValueError(f"{self.path}: {'.'.join(keys)} {problem}")
 
     def values(self) -> Iterator[tuple[tuple[str, ...], Any]]:
         """Yield the keys that lead to each value that is neither a mapping nor a list."""
@@ -104,12 +73,10 @@ def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> C
     if root is None or not isinstance(content, dict):
         raise ValueError(f"{path} must be a YAML mapping")
     unchanged = not set(loader.names) & set(anchors or {})
-    file = ConfigFile(str(path), content, dict(_lines(root, ())), unchanged, loader.names)
-    known = ("class_path", "init_args", "dict_kwargs")
-    for keys, _ in file.values():  # with another key, the parser would ignore the class
-        for i, key in enumerate(keys):
-            if key not in known and (*keys[:i], "class_path") in file.lines:
-                raise file.error(keys[: i + 1], f"is not a key{did_you_mean(key, known)}")
+    file = ConfigFile(str(path), content, unchanged, loader.names)
+    for block in _mappings(content):  # with another key, the parser would ignore the class
+        if "class_path" in block and (others := block.keys() - _OF_CLASSES):
+            raise ValueError(f"{path}: {sorted(others)[0]} is not a key next to class_path")
     return file
 
 
@@ -170,22 +137,13 @@ class _Loader(ShallowLoader):
             return node
         self.names.append(name)
         if name in self.replaced:
-            line = node.start_mark
             node = yaml.compose(yaml.safe_dump(self.replaced[name]), yaml.SafeLoader)
-            _mark(node, line)
             self.anchors[name] = node
         return node
 
 
-def _mark(node: yaml.Node, line: Any) -> None:
-    """Set the line of a node and all nodes below to the line of the replaced value."""
-    node.start_mark = line
-    for each in _inner(node):
-        _mark(each, line)
-
-
-def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
-    """Return arguments in which a configuration follows the files it extends, and all files.
+def with_extended(arguments: Sequence[str]) -> list[str]:
+    """Return arguments in which a configuration follows the files it extends.
 
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file in the same folder, becomes
     `--config yelp.yaml --config <the rest of m7.yaml>`. `replace`, a mapping of strings, replaces
@@ -195,7 +153,6 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
     """
     configs: list[str] = []
     options: list[str] = []
-    files: list[ConfigFile] = []
     rest = iter(arguments)
     for argument in rest:
         option, has_value, value = argument.partition("=")
@@ -204,13 +161,12 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
             options.append(argument)
             continue
         for file in extended_files(path):
-            files.append(file)
             own = {key: value for key, value in file.content.items() if key not in _EXTENDING}
             # The parser can't read a file that extends another.
             unchanged = file.as_written and len(own) == len(file.content)
             name = file.path if unchanged else yaml.safe_dump(own, sort_keys=False)
             configs += ["--config", name] if own else []
-    return configs + options, files
+    return configs + options
 
 
 def extended_files(path: str) -> list[ConfigFile]:
@@ -229,62 +185,19 @@ def merged(files: Sequence[ConfigFile]) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key not in _EXTENDING}
 
 
-def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
-    """Raise a ValueError for a wrong key, option of the trainer, or short name of a model."""
-    for file in files:
-        for key, value in file.content.items():
-            if key not in (*_KEYS, *_EXTENDING):
-                raise file.error((key,), f"is not a key{did_you_mean(key, _KEYS)}")
-            for option in value if key == "trainer" and isinstance(value, dict) else ():
-                if option.removesuffix("+") not in trainer_options():  # + appends to a list
-                    hint = did_you_mean(option, trainer_options())
-                    raise file.error((key, option), f"is not an option of the trainer{hint}")
-        check_models(file)
-    for argument in arguments:
-        if not argument.startswith("--") or argument == "--":
-            continue
-        option = argument[2:].partition("=")[0].rstrip("+")
-        name, *others = option.split(".")
-        known = ["config", "help", "print_config", *_KEYS]
-        if name == "trainer" and others:
-            known, name = [f"trainer.{each}" for each in trainer_options()], f"trainer.{others[0]}"
-        if name not in known:
-            raise ValueError(
-                f"--{option} is not an option{did_you_mean(name, known, '--{}'.format)}"
-            )
-
-
-def check_models(file: ConfigFile) -> None:
-    """Raise a ValueError if a file has a misspelt short name of a model."""
-    for keys, value in file.values():
-        if keys[-1] in MODEL_KEYS:
-            try:
-                check_spelling(value)
-            except ValueError as error:
-                raise ValueError(f"{file.path}:{file.line(keys)}: {error}") from None
-
-
-def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
-    """Return the reward block of a YAML file, by `class_path` or `components`, and the file.
+def read_reward(path: Path) -> dict[str, Any]:
+    """Return the reward block of a YAML file, by `class_path` or `components`.
 
     A training job's block is the reward of its model, or of the files that it extends.
     """
-    layers = extended_files(str(path))
-    for layer in layers:
-        check_models(layer)
-    file = layers[-1]
-    if len(layers) > 1:
-        file = replace(file, content=merged(layers), as_written=False)
+    content = merged(extended_files(str(path)))
     # A recipe's own class_path is its model.
     for keys in ((), ("reward",), ("model", "init_args", "reward")):
-        block: Any = file.content
+        block: Any = content
         for key in keys:
             block = block.get(key) if isinstance(block, Mapping) else None
         if isinstance(block, Mapping) and {"class_path", "components"} & block.keys():
-            own = file.below(keys)
-            if "class_path" not in block:
-                _check_short_form(own, block)
-            return dict(block), own
+            return dict(block)
     raise ValueError(
         f"{path} has no reward, must have components, or class_path and init_args, at the top, "
         "under 'reward:' or under 'model: init_args: reward:'"
@@ -310,44 +223,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, 
         if same_class and (key in _GROUPS or "class_path" in old):
             result[key] = _merged(old, new)
     return result
-
-
-def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
-    for key in block:
-        if key not in REWARD_KEYS:
-            raise file.error((key,), f"is not a key{did_you_mean(key, REWARD_KEYS)}")
-    aggregate = block.get("aggregate", AGGREGATES[0])
-    if aggregate not in AGGREGATES and not str(aggregate).endswith(".json"):
-        names = f"{', '.join(AGGREGATES)}, a .json file, got {aggregate!r}"
-        raise file.error(("aggregate",), f"must be {names}{did_you_mean(aggregate, AGGREGATES)}")
-    components = block["components"]
-    if not isinstance(components, Mapping) or not components:
-        raise file.error(("components",), "must be names with a scorer each")
-    for name, component in components.items():
-        block = component if isinstance(component, Mapping) else {}
-        if isinstance(component, str) or "class_path" in block:
-            continue
-        keys = ("components", name)
-        if not isinstance(block.get("scorer"), str):
-            hint = next((f", not {key!r}" for key in block if did_you_mean(key, ("scorer",))), "")
-            raise file.error(keys, f"must have a scorer{hint}, such as scorer: CTRLEval")
-        weight = block.get("weight", 1.0)
-        if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise file.error((*keys, "weight"), f"must be a number, got {weight!r}")
-        given = block.get("given")
-        if given is not None and given not in components:
-            hint = did_you_mean(given, components)
-            raise file.error((*keys, "given"), f"is not a component, got {given!r}{hint}")
-
-
-@cache
-def trainer_options() -> list[str]:
-    """Return the arguments of Lightning's `Trainer`, from its source: an import takes longer."""
-    package = find_spec("pytorch_lightning")
-    source = Path(package.origin).with_name("trainer") / "trainer.py"  # type: ignore[arg-type,union-attr]
-    nodes = ast.walk(ast.parse(source.read_text(encoding="utf-8")))
-    build = next(f for f in nodes if isinstance(f, ast.FunctionDef) and f.name == "__init__")
-    return [argument.arg for argument in build.args.kwonlyargs]
 
 
 def with_strings(value: Any, changed: Callable[[str], str]) -> Any:
@@ -396,7 +271,7 @@ def _layers(
             if anchor not in known:
                 raise file.error(
                     (_ANCHORS, anchor),
-                    f"is not an anchor of {base}{did_you_mean(anchor, known)}, which has "
+                    f"is not an anchor of {base}, which has "
                     f"{', '.join(dict.fromkeys(known)) or 'none'}",
                 )
         pattern = re.compile("|".join(map(re.escape, replaced)))  # replaces no string twice
@@ -437,15 +312,13 @@ def _with_configs(value: Any, folder: Path) -> Any:
     return copied
 
 
-def _lines(node: yaml.Node, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    yield keys, node.start_mark.line + 1
-    if isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            yield from _lines(value, (*keys, name.value))
-            yield (*keys, name.value), name.start_mark.line + 1
-    elif isinstance(node, yaml.SequenceNode):
-        for i, item in enumerate(node.value):
-            yield from _lines(item, (*keys, str(i)))
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield a mapping and all nested ones."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    for inner in value if isinstance(value, list) else ():
+        yield from _mappings(inner)
 
 
 def _leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -1,34 +1,18 @@
-"""Parser of the commands: short usage, examples in the help, errors that suggest names."""
+"""Parser of the commands: short usage, and examples in the help."""
 
 from __future__ import annotations
 
-import re
-import sys
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
-from ctrlreward.arguments import did_you_mean
-from ctrlreward.command_line.config_files import read_config, root_of
-from ctrlreward.command_line.config_mistakes import one_line
+from ctrlreward.command_line.config_files import root_of
 from ctrlreward.command_line.terminal import examples_epilog
-from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT
 from ctrlreward.files import ShallowLoader
-
-# The option that an error of the parser is about, as typed or as a key: its name, or its group and
-# its name in the group.
-_UNKNOWN_OPTION = re.compile(
-    r"^(?:unrecognized arguments:.*?(--)|Option '|Group ')([\w.]+)"
-    r"(?:' does not accept option '(\w+))?",
-    re.IGNORECASE,
-)
-# Names that other tools have for an option.
-_HABITS = {"metric": "maximise", "monitor": "maximise"}
 
 _load = get_loader("yaml")
 _LONG = 1000  # characters; a shorter text without an anchor is small
@@ -52,7 +36,7 @@ class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class CommandParser(ArgumentParser):
-    """Parser, also of scorers, without abbreviations; its errors suggest the nearest name."""
+    """Parser, also of scorers, without abbreviations."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
@@ -62,41 +46,6 @@ class CommandParser(ArgumentParser):
         if "action" not in options:
             options = {"type": str | None, "default": None, **options}
         self.add_argument(name, *others, help=help_, **options)
-
-    def parse_args(self, args: Iterable[str] | None = None, *others: Any, **options: Any) -> Any:
-        """Read the YAML files first, as errors of the parser name neither their file nor a line."""
-        words = list(sys.argv[1:] if args is None else args)
-        paths = [word.partition("=")[2] for word in words if word.startswith("--config=")]
-        paths += [path for word, path in pairwise(words) if word == "--config"]
-        try:
-            for path in paths:
-                read_config(path)
-        except (OSError, ValueError) as error:
-            self.error(str(error))
-        return super().parse_args(words, *others, **options)
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the error with a hint, and exit with status 2."""
-        unknown = _UNKNOWN_OPTION.search(message)
-        if unknown:
-            dashes, *names = unknown.groups(default="")
-            options = [option.lstrip("-") for option in self._option_string_actions]
-            option_typed = ".".join(filter(None, names))
-            if any(option_typed == each.dest for each in self._actions if not each.option_strings):
-                message += f"; leave out --{option_typed}: the usage has the order"
-            habit = _HABITS.get(option_typed)
-            meant = habit if habit in options else option_typed
-            message += did_you_mean(meant, options, lambda option: f"{dashes}{option}")
-        elif 'Parser key "columns"' in message:
-            message += "\nname one column at a time: --columns.text=COLUMN"
-        elif self.exit_on_error:  # else the caller, who knows the file, calls `one_line`
-            unknown = re.search(r"import path string: (\S+)", message)
-            meant = did_you_mean(unknown[1], SCORERS, str) if unknown else ""
-            of_scorers = re.search(r'Parser key "scorers"|required:.*\bscorers\b', message)
-            message = one_line(message, ()) + meant
-            if of_scorers and not re.search(r"^scorers(\.| lacks)", message):
-                message += f"\n{SCORERS_HINT}"
-        super().error(message, ex)
 
 
 def command_parser(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,15 +14,11 @@ from typing import Any
 
 from jsonargparse import ArgumentError
 
-from ctrlreward.arguments import did_you_mean
-from ctrlreward.command_line.config_files import COMPONENT_KEYS, ConfigFile, read_reward
-from ctrlreward.command_line.config_mistakes import one_line
+from ctrlreward.command_line.config_files import COMPONENT_KEYS, read_reward
 from ctrlreward.command_line.parser import CommandParser
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.scorers.components import as_component
-
-_UNKNOWN = re.compile(r"(\w+) is not an option(?: \(did you mean '(\w+)')?")
 
 
 def load_reward(given: str, device: str | None = None) -> AnyReward:
@@ -61,26 +56,20 @@ def _function(place: str, name: str) -> Callable[..., Any] | AnyReward:
 
 
 def build_reward(path: Path, device: str | None = None) -> AnyReward:
-    """Return the reward of a YAML file; see `serve`."""
-    block, file = read_reward(path)
-    return reward_of(block, device, file)
+    """Return the reward of a YAML file; see `serve`. Errors name the file."""
+    try:
+        return reward_of(read_reward(path), device)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
-def reward_of(
-    block: Mapping[str, Any], device: str | None = None, file: ConfigFile | None = None
-) -> AnyReward:
-    """Return the reward of a block; see `served_app`. Errors name the file."""
+def reward_of(block: Mapping[str, Any], device: str | None = None) -> AnyReward:
+    """Return the reward of a block; see `served_app`."""
     if "class_path" in block:
-        reward = _parsed("reward", AnyReward, block, file and file.under("reward"))
+        reward = _parsed("reward", AnyReward, block)
     else:
-        own = file and file.below(("components",))
-        components = {key: _component(key, each, own) for key, each in block["components"].items()}
-        try:
-            reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
-        except (ValueError, TypeError) as error:
-            if file is None:
-                raise
-            raise ValueError(f"{file.path}: {error}") from None
+        components = {name: _component(name, each) for name, each in block["components"].items()}
+        reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
     if device is not None and isinstance(reward, Reward):
         for component in reward.components.values():
             component.scorer.to(device)
@@ -88,23 +77,25 @@ def reward_of(
     return reward
 
 
-def _parsed(name: str, kind: type, value: object, file: ConfigFile | None) -> Any:
+def _parsed(name: str, kind: type, value: object) -> Any:
     """Return the object of a class and its arguments."""
     parser = CommandParser(exit_on_error=False)
     parser.add_argument(f"--{name}", type=kind, required=True)
     try:
         config = parser.parse_object({name: deepcopy(value)})  # it modifies its argument
     except ArgumentError as error:
-        raise ValueError(one_line(str(error), [file] if file else [])) from None
+        raise ValueError(str(error)) from None
     return parser.instantiate(config)[name]
 
 
-def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | None) -> Any:
+def _component(name: str, block: str | Mapping[str, Any]) -> Any:
     """Return a component, with its weight if any, from the short form."""
     if isinstance(block, str):
         block = {"scorer": block}
+    if not isinstance(block, Mapping) or not {"class_path", "scorer"} & block.keys():
+        raise ValueError(f"components.{name} must have a scorer, such as scorer: CTRLEval")
     if "class_path" in block:
-        return _parsed(name, Scorer, block, file)
+        return _parsed(name, Scorer, block)
     options = {key: value for key, value in block.items() if key not in COMPONENT_KEYS}
     options |= block.get("options") or {}
     path = block["scorer"] if "." in block["scorer"] else f"ctrlreward.scorers.{block['scorer']}"
@@ -112,23 +103,13 @@ def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | Non
     with suppress(ImportError):  # the parser reports it
         if isfunction(getattr(importlib.import_module(module), attribute, None)):
             path, options = "ctrlreward.scorers.FunctionScorer", {"function": path, **options}
-    try:
-        component = _parsed(name, Scorer, {"class_path": path, "init_args": options}, file)
-    except ValueError as error:
-        written = f"{name}.scorer = {block['scorer']}"
-        problem = str(error).replace(f"{name}.class_path = {path}", written)
-        if wrong := _UNKNOWN.search(problem):  # the parser does not know the keys of a component
-            hint = did_you_mean(wrong[1], [*COMPONENT_KEYS, wrong[2] or ""])
-            problem = f"{problem[: wrong.end(1)]} is not an option{hint}" if hint else problem
-        raise ValueError(problem) from None
-    key = "score"
-    try:
-        if key in block:
-            component = component[block[key]]
-        if "given" in block or "at_least" in block:
-            key = "given"
-            component = as_component(name, component)
-            component = replace(component, given=block.get("given"), at_least=block.get("at_least"))
-    except (KeyError, ValueError) as error:
-        raise file.error((name, key), f"is wrong: {error.args[0]}") if file else error from None
+    component = _parsed(name, Scorer, {"class_path": path, "init_args": options})
+    if "score" in block:
+        try:
+            component = component[block["score"]]
+        except KeyError as error:
+            raise ValueError(f"components.{name}: {error.args[0]}") from None
+    if "given" in block or "at_least" in block:
+        component = as_component(name, component)
+        component = replace(component, given=block.get("given"), at_least=block.get("at_least"))
     return (component, block["weight"]) if "weight" in block else component

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import logging
 import re
-import shlex
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.segment import Segment
 from rich.table import Table
-
-from ctrlreward.arguments import did_you_mean
 
 if TYPE_CHECKING:
     from ctrlreward.scorers.base import ScoreSpec
@@ -44,19 +41,9 @@ def examples_epilog(examples: Sequence[str]) -> str:
     return "\n".join(["examples:", *(f"  {example}" for example in examples)])
 
 
-class _PlainParser(ArgumentParser):
-    """A parser whose error about a choice suggests the nearest one."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the error, and exit with status 2."""
-        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
-            message += did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]), str)
-        super().error(message)
-
-
 def plain_parser(command: str, description: str, examples: Sequence[str]) -> ArgumentParser:
     """Return a parser of argparse for `"ctrlreward recipes"`; its help ends with examples."""
-    return _PlainParser(
+    return ArgumentParser(
         prog=command,
         description=description,
         epilog=examples_epilog(examples),
@@ -65,21 +52,11 @@ def plain_parser(command: str, description: str, examples: Sequence[str]) -> Arg
     )
 
 
-# As `ctrlreward.samples.label_map_for` writes it for Python.
-_LABEL_MAP = re.compile(r""", or pass label_map=\{['"](.*?)['"]: ['"](.*?)['"], \.\.\.\}""")
-
-
-def _as_option(match: re.Match[str]) -> str:
-    label, target = match[1], match[2].replace("<a label>", "LABEL")
-    return f", or pass --label-map {shlex.quote(f'{label}={target}')}"
-
-
 @contextmanager
-def user_errors(resumes: Callable[[], bool] = bool, maps_labels: bool = False) -> Iterator[None]:
+def user_errors(resumes: Callable[[], bool] = bool) -> Iterator[None]:
     """Print an error in the user's input in one line, with the notes on it, and exit with 2.
 
     An interruption exits with 130; `resumes` is whether repeating the command resumes it.
-    `maps_labels` is whether the command has `--label-map`, which advice on labels then names.
     """
     try:
         yield
@@ -90,8 +67,7 @@ def user_errors(resumes: Callable[[], bool] = bool, maps_labels: bool = False) -
     except BrokenPipeError:  # the reader has all that it wants
         raise
     except (ValueError, TypeError, OSError, ImportError) as error:
-        message = _LABEL_MAP.sub(_as_option if maps_labels else "", str(error))
-        lines = [f"error: {message}", *getattr(error, "__notes__", [])]
+        lines = [f"error: {error}", *getattr(error, "__notes__", [])]
         print(printable("\n".join(lines)), file=sys.stderr)
         raise SystemExit(2) from None
 

@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> None:
         parser.dump(config, format="json"),  # functions by their paths
         object_pairs_hook=lambda pairs: {k: v for k, v in pairs if k not in _NOT_IDENTITY},
     )["scorers"]
-    with user_errors(lambda: _log_path(config.output).exists(), maps_labels=True):
+    with user_errors(lambda: _log_path(config.output).exists()):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
         score_file(**options, identity=identity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ctrlreward.command_line.config_files import check_names, with_extended
+from ctrlreward.command_line.config_files import with_extended
 from ctrlreward.jobs.recipes import EXAMPLE, recipe_files
 
 
@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _checked(arguments: list[str]) -> list[str]:
-    """Return the arguments with `--config`; a mistake in its files exits with status 2."""
+    """Return the arguments with `--config`; a file that is absent exits with status 2."""
     try:
         if not arguments:
             raise ValueError(f"the configuration is missing: ctrlreward train {EXAMPLE}")
@@ -26,8 +26,7 @@ def _checked(arguments: list[str]) -> list[str]:
             raise ValueError(f"ctrlreward train has no subcommand {arguments[0]!r}. Leave it out.")
         if not arguments[0].startswith("-"):
             arguments = ["--config", *arguments]
-        # Before PyTorch is imported, which takes many times as long.
-        check_names(arguments, with_extended(arguments)[1])
+        with_extended(arguments)  # before PyTorch is imported, which takes many times as long
     except (ValueError, OSError) as error:
         name = Path(str(error).removeprefix("No such file: ")).stem
         is_recipe = isinstance(error, OSError) and name in recipe_files()

@@ -25,15 +25,14 @@ from transformers.utils import logging as transformers_logging
 
 from ctrlreward.callbacks import RewardProgressBar
 from ctrlreward.callbacks.base_callback import advice
-from ctrlreward.command_line.config_files import (
-    ConfigFile,
-    check_names,
-    fill_in_run_folder,
-    with_extended,
-)
-from ctrlreward.command_line.config_mistakes import missing, one_line
+from ctrlreward.command_line.config_files import fill_in_run_folder, with_extended
 from ctrlreward.command_line.parser import ExampleFormatter
-from ctrlreward.command_line.terminal import ABOUT_BITSANDBYTES, examples_epilog, hide_messages
+from ctrlreward.command_line.terminal import (
+    ABOUT_BITSANDBYTES,
+    examples_epilog,
+    hide_messages,
+    user_errors,
+)
 from ctrlreward.extras import import_extra
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.jobs.last_run import run_folders
@@ -75,21 +74,10 @@ _KNOWN_MESSAGES = {
 
 
 class TrainParser(LightningArgumentParser):
-    """Lightning's parser, also of classes, without abbreviations; its errors are one line."""
+    """Lightning's parser, also of classes, without abbreviations."""
 
-    def __init__(
-        self, *, files: Sequence[ConfigFile] = (), arguments: Sequence[str] = (), **options: Any
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
-        self.files = files
-        self.arguments = arguments
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the location of the mistake and the suggestion, and exit with status 2."""
-        if not self.exit_on_error:
-            super().error(message, ex)
-        print(f"error: {one_line(message, self.files, self.arguments)}", file=sys.stderr)
-        raise SystemExit(2)
 
 
 class TrainCLI(LightningCLI):
@@ -125,10 +113,8 @@ def build(arguments: Sequence[str]) -> TrainCLI:
     """Build trainer, model and data from the arguments of `ctrlreward train` without training."""
     if not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]
-    parsed, files = with_extended(arguments)
-    check_names(arguments, files)
     return TrainCLI(
-        args=parsed,
+        args=with_extended(arguments),
         run=False,
         seed_everything_default=0,
         subclass_mode_model=True,
@@ -142,8 +128,6 @@ def build(arguments: Sequence[str]) -> TrainCLI:
             "epilog": examples_epilog([f"{_COMMAND} {EXAMPLE} --trainer.max_steps=10"]),
             "formatter_class": ExampleFormatter,
             "parser_mode": "yaml",
-            "files": files,
-            "arguments": arguments,
         },
     )
 
@@ -151,20 +135,19 @@ def build(arguments: Sequence[str]) -> TrainCLI:
 def run_job(arguments: Sequence[str]) -> None:
     """Run a training job; see `train.run`."""
     _hide_known_messages()
-    _, files = with_extended(arguments)
-    with one_line_errors(files):
+    with _user_errors():
         cli = build(arguments)
     trainer, checkpoint = cli.trainer, cli.config.ckpt_path
     resumed = checkpoint is not None
     named = not resumed or checkpoint in ("best", "last", "hpc") or "://" in checkpoint
     if not named and not Path(checkpoint).exists():  # before the models are loaded
-        _fail(missing(checkpoint, files))
+        _fail(f"No such file: {checkpoint}")
     # Not for a trial run, which writes nothing, and not on other ranks.
     writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
     with ExitStack() as held:
         if writes:
             started = _provenance(arguments)
-            with one_line_errors(files):
+            with _user_errors():
                 held.enter_context(run_folders(trainer, resumed))
                 _write_provenance(trainer, started)
         try:
@@ -173,7 +156,7 @@ def run_job(arguments: Sequence[str]) -> None:
         except SIGTERMException as error:
             raise SystemExit(128 + signal.SIGTERM) from error
         except FileNotFoundError as error:
-            _fail(one_line(str(error), files))
+            _fail(str(error))
         except subprocess.CalledProcessError as error:  # from a model that is trained first
             _fail(f"{' '.join(map(str, error.cmd))} failed, see above")
         except Exception as error:
@@ -227,12 +210,13 @@ def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> N
 
 
 @contextmanager
-def one_line_errors(files: Sequence[ConfigFile]) -> Iterator[None]:
-    """Print errors in the user's input in one line, and exit with status 2."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ImportError, MisconfigurationException) as error:
-        _fail("\n".join([one_line(str(error), files), *getattr(error, "__notes__", [])]))
+def _user_errors() -> Iterator[None]:
+    """Print errors in the user's input, also those of Lightning, and exit with status 2."""
+    with user_errors():
+        try:
+            yield
+        except MisconfigurationException as error:
+            raise ValueError(str(error)) from None
 
 
 def _fail(message: str) -> NoReturn:

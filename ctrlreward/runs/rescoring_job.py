@@ -103,12 +103,12 @@ def run(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
     with user_errors(resumes=lambda: True):
         path = Path(options.reward)
-        block, file = read_reward(path)
+        block = read_reward(path)
         stored, names = without_prefix(read_stored_run(options.run))
         for option in ("maximise", "minimise", "subject_to", "guard", "pareto", "ties_by"):
             options[option] = _renamed(options[option], names)
         folder = Path(options.output or stored.folder / "rescored" / path.stem)
-        reward = reward_of(block, options.device, file)
+        reward = reward_of(block, options.device)
         new, ranges = new_scores(stored, reward, options.names)
         # An error before anything is scored, with placeholders for the new scores.
         first = {**stored.steps[0].metrics, **dict.fromkeys(new, math.nan)}

@@ -14,7 +14,6 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Respons
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 
-from ctrlreward.command_line.config_files import ConfigFile
 from ctrlreward.command_line.reward_file import reward_of
 from ctrlreward.reward import Reward
 from ctrlreward.scorers.base import Scorer
@@ -95,14 +94,13 @@ def served_app(
     device: str | None,
     options: ServeOptions,
     trainers: TrainerRoutes | None,
-    file: ConfigFile | None = None,
 ) -> FastAPI:
     """Return the application that serves the reward of a YAML file, as `read_reward` returns it.
 
     None keeps the devices of the scorers, and leaves the routes of trainers out. Raises a
     ValueError if a class or an argument is wrong, or the reward is on another server.
     """
-    reward = reward_of(block, device, file)
+    reward = reward_of(block, device)
     if not isinstance(reward, Reward):
         where = f", {reward.url}" if isinstance(reward, RemoteReward) else ""
         raise ValueError(f"the file has the reward of another server{where}: serve its own file")

@@ -124,8 +124,8 @@ def serve(
             f"--host {host} is reached by other machines, which need a token. Pass --token_file, "
             "or set CTRLREWARD_TOKEN."
         )
-    block, file = read_reward(reward)
-    app = served_app(block, device, options, trainers, file)
+    block = read_reward(reward)
+    app = served_app(block, device, options, trainers)
     if engine == "process":
         loaded = _serve(app, listen(host, port), grace, body_seconds)
     else:

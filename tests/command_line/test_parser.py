@@ -1,8 +1,6 @@
-"""Words of list options, and hints in the parser's errors."""
+"""Words of list options, and the help."""
 
 from __future__ import annotations
-
-import shlex
 
 import pytest
 
@@ -39,32 +37,6 @@ LISTS = {"--scorers", "--names"}
 def test_words_become_lists(typed: str, parsed: str) -> None:
     gathered = [word.replace('", "', '","') for word in gather_words(typed.split(), LISTS)]
     assert gathered == parsed.split()
-
-
-def error(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    parser = command_parser("ctrlreward test", "[options]", "A test.", ["ctrlreward test"])
-    parser.add_argument("--chunk", type=int, default=1)
-    parser.add_argument("--group.name", type=str, default="")
-    with pytest.raises(SystemExit) as ended:
-        parser.parse_args(shlex.split(arguments))
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("usage: ctrlreward test [options]\n")
-    return printed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
-        ("--chunks=4", "--chunks=4 (did you mean --chunk?)\n"),
-        ("--chun 4", "--chun 4 (did you mean --chunk?)\n"),
-        ("--group.nam a", "--group.nam a (did you mean --group.name?)\n"),
-        ("word --chnk 3", "(did you mean --chunk?)\n"),
-        ("--zzz", "--zzz\n"),
-    ],
-)
-def test_an_unknown_option(arguments: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert error(arguments, capsys).endswith(hint)
 
 
 def test_the_help_ends_with_the_examples() -> None:
