@@ -53,6 +53,7 @@ class TrainedFirst:
                 return
             log.warning("%s does not exist: training it with %s", self.folder, self.config)
             job = ["--config", self.config, "--model.init_args.folder", self.folder]
+            job += ["--ckpt_path", "last"]  # of a killed training, if it has left one
             command = [sys.executable, "-m", "ctrlreward", "train", *job, *self.arguments]
             # In a separate process: a nested trainer would share the seeds and signal handlers.
             subprocess.run(command, check=True)
@@ -69,7 +70,7 @@ def one_process(folder: Path) -> Iterator[None]:
 
     Another process waits for it at the start of the context, and logs it.
     """
-    # Not next to the folder: there, `ctrlreward train` moves an unfinished run aside.
+    # Not next to the folder, which may be deleted.
     key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
     path = cache_folder() / "trainings" / f"{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ from ctrlreward.callbacks import (
 )
 from ctrlreward.cli import USAGE, main
 from ctrlreward.files import JsonLog
-from ctrlreward.jobs.training_job import build
+from ctrlreward.jobs.training_job import build, run_folders
 from ctrlreward.plots.curves import curve
 from ctrlreward.selection import StopRule
 
@@ -217,7 +217,6 @@ def test_a_pipe_that_is_read_no_further_is_no_error() -> None:
             ["fit", "--config", "x.yaml"],
             "error: ctrlreward train has no subcommand 'fit'. Leave it",
         ),
-        (["--max_steps=3"], "error: --max_steps is not an option\n"),
     ],
 )
 @pytest.mark.usefixtures("nothing_loaded")
@@ -361,7 +360,6 @@ EXPECTED = [
     r"Seed set to 0",
     r"Smallest difference between two validations that 4 prompts show in four of .*",
     r"  score/\w+: .*; 16 prompts would show half of it .*",
-    r"moved the last run from .* to .*",
     r"Weights & Biases: wandb sync .*",
     r"wandb: Adding directory to artifact .*",
 ]
@@ -380,13 +378,14 @@ def test_a_log_shows_each_phase_and_nothing_useless(resumed: Resumed) -> None:
     assert re.search(r"validation: step 2 of 10, reward/total \S+, \d+ s left", resumed.said)
 
 
-def test_a_new_run_moves_the_last_one_aside(
+def test_a_new_run_is_refused_where_another_one_is(
     resumed: Resumed,
     tiny_llama: Callable[[str], str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fails: Callable[..., str],
 ) -> None:
+    """But for a trial run, which writes nothing."""
     folder = tmp_path / "run"
     shutil.copytree(resumed.folder, folder)
     options = shrunk(DEMO, folder, tiny_llama(LETTERS))
@@ -395,13 +394,35 @@ def test_a_new_run_moves_the_last_one_aside(
     limits = ["--trainer.max_steps=1", "--trainer.val_check_interval=1"]
     trial = ["--trainer.fast_dev_run=true", "--trainer.logger=false"]
     main(["train", str(tmp_path / "new.yaml"), *SMALL, *limits, *trial])
+    said = fails("train", tmp_path / "new.yaml", *SMALL, *limits)
+    assert f"{folder} has a run. Use another --trainer.default_root_dir, delete it" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.yaml", "run"]
-    main(["train", str(tmp_path / "new.yaml"), *SMALL, *limits])
-    assert f"moved the last run from {folder} to {folder}-1\n" in capsys.readouterr().err
     for file in ("metrics.jsonl", "summary.json", "before.jsonl", "checkpoints/last.ckpt"):
-        kept = tmp_path / "run-1" / file
-        assert kept.read_bytes() == (resumed.folder / file).read_bytes()
-    assert json.loads((folder / "summary.json").read_text())["steps"] == 1
+        assert (folder / file).read_bytes() == (resumed.folder / file).read_bytes()
+
+
+def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path) -> None:
+    trainer = pl.Trainer(accelerator="cpu", default_root_dir=tmp_path, logger=False)
+    for resumed in (False, True):
+        with run_folders(trainer, resumed):
+            again = "import sys, pytorch_lightning as pl\n"
+            again += "from ctrlreward.jobs.training_job import run_folders\n"
+            again += "trainer = pl.Trainer(accelerator='cpu', default_root_dir=sys.argv[1])\n"
+            again += "with run_folders(trainer, True): pass"
+            second = subprocess.run(
+                [sys.executable, "-c", again, tmp_path], capture_output=True, text=True, check=False
+            )
+            assert f"{tmp_path} is in use by process {os.getpid()}" in second.stderr
+
+
+def test_a_job_that_a_cluster_has_requeued_is_resumed(tmp_path: Path) -> None:
+    trainer = pl.Trainer(accelerator="cpu", default_root_dir=tmp_path, logger=False)
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ValueError, match="has a run"), run_folders(trainer, False):
+        pass
+    (tmp_path / "hpc_ckpt_1.ckpt").touch()
+    with run_folders(trainer, False):
+        pass
 
 
 def test_callbacks_resume_their_counters(resumed: Resumed) -> None:

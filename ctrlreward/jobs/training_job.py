@@ -23,7 +23,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from transformers.utils import logging as transformers_logging
 
-from ctrlreward.callbacks import RewardProgressBar
+from ctrlreward.callbacks import HistoryLogger, RewardProgressBar
 from ctrlreward.callbacks.base_callback import advice
 from ctrlreward.command_line.config_files import fill_in_run_folder, with_extended
 from ctrlreward.command_line.parser import ExampleFormatter
@@ -34,11 +34,11 @@ from ctrlreward.command_line.terminal import (
     user_errors,
 )
 from ctrlreward.extras import import_extra
-from ctrlreward.files import json_text, write_whole
-from ctrlreward.jobs.last_run import run_folders
+from ctrlreward.files import hold, json_text, write_whole
 from ctrlreward.jobs.recipes import EXAMPLE
-from ctrlreward.jobs.smoke import shrink, written
+from ctrlreward.jobs.smoke import shrink
 from ctrlreward.reward import Reward
+from ctrlreward.runs.folder import LOCK
 from ctrlreward.runs.report import write_report
 from ctrlreward.serving.description import describe
 
@@ -47,6 +47,9 @@ _DESCRIPTION = f"""Run a training job from a YAML file, such as those in
 {EXAMPLE.parent.parent}.
 
 Every key of the file is also an option; --ckpt_path last resumes the last run."""
+
+# A folder with one of these has a run.
+_SIGNS = ("metrics.jsonl", "summary.json")
 
 # Warnings at every start that a user can't act on.
 _KNOWN_WARNINGS = (
@@ -168,7 +171,29 @@ def run_job(arguments: Sequence[str]) -> None:
         if writes:
             _write_report(trainer, cli.model, started)
     if "--smoke" in arguments and trainer.is_global_zero:
-        print(written(Path(trainer.default_root_dir)), file=sys.stderr)
+        print(f"smoke run: {trainer.default_root_dir}", file=sys.stderr)
+
+
+@contextmanager
+def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
+    """Lock `default_root_dir` and the folder of each `HistoryLogger`, for one run at a time.
+
+    Raises:
+        ValueError: Another process has a folder, or it has a run that is not resumed.
+    """
+    root = Path(trainer.default_root_dir)
+    own = "Use another --trainer.default_root_dir"
+    # Lightning resumes from these on its own, after a cluster has requeued the job.
+    resumed = resumed or any(root.glob("hpc_ckpt_*.ckpt"))
+    logs = [each.path.parent for each in trainer.loggers if isinstance(each, HistoryLogger)]
+    with ExitStack() as held:
+        for folder in dict.fromkeys([root, *logs]):
+            held.enter_context(hold(folder / LOCK, folder, f"{own}, or wait for the run's end."))
+            if not resumed and any((folder / name).exists() for name in _SIGNS):
+                raise ValueError(
+                    f"{folder} has a run. {own}, delete it, or resume it by --ckpt_path last."
+                )
+        yield
 
 
 def _provenance(arguments: Sequence[str]) -> dict[str, Any]:

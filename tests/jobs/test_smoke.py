@@ -86,7 +86,7 @@ def test_the_smoke_run_of_a_recipe_goes_through_all_its_parts(
     main(["train", f"configs/controlled_generation/{recipe}_smollm2.yaml", "--smoke"])
     wandb.finish()
     (root,) = folder.glob("*-smoke-*")
-    assert f"files in {root}: after.jsonl" in capsys.readouterr().err
+    assert f"smoke run: {root}" in capsys.readouterr().err
     history = JsonLog(root / "metrics.jsonl").read()
     for key in {"reward/total", "score/attribute_relevance"} | logged:
         assert len(curve(history, key)[0]) == 2

@@ -66,7 +66,6 @@ def test_of_two_that_need_a_model_one_trains_it(
     for thread in both:
         thread.join()
     assert TextCNNClassifier(job.folder).labels == ("sour", "sweet")
-    assert (tmp_path / "run-1" / "metrics.jsonl").is_file()
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert checkpoint.name.startswith("epoch=1")  # the further argument
     job.train_if_absent()
