@@ -6,29 +6,10 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
-from ctrlreward.command_line.config_files import root_of
 from ctrlreward.command_line.terminal import examples_epilog
-from ctrlreward.files import ShallowLoader
-
-_load = get_loader("yaml")
-_LONG = 1000  # characters; a shorter text without an anchor is small
-
-
-def _load_checked(text: str) -> Any:
-    """Return a value, or raise a YAMLError; the parser's loader overflows the stack of C."""
-    if len(text) > _LONG or "&" in text:
-        root_of(ShallowLoader(text))
-    try:
-        return _load(text)
-    except ValueError as error:  # an integer of thousands of digits
-        raise yaml.YAMLError(str(error)) from None
-
-
-set_loader("yaml", _load_checked, (yaml.YAMLError,))
 
 
 class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):

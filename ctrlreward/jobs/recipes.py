@@ -11,7 +11,7 @@ import yaml
 
 from ctrlreward import configs
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.command_line.config_files import extended_files, merged, read_config
+from ctrlreward.command_line.config_files import read_config, read_job, with_strings
 from ctrlreward.command_line.terminal import plain_parser, user_errors
 from ctrlreward.files import write_whole
 
@@ -100,8 +100,7 @@ def recipe_text(name: str, resolve: bool = False) -> str:
     file = recipe_file(name)
     if not resolve:
         return file.read_text(encoding="utf-8")
-    content = merged(extended_files(str(file)))
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(read_job(file), sort_keys=False, allow_unicode=True)
 
 
 def copy_recipe(name: str, folder: Path) -> None:
@@ -114,7 +113,8 @@ def copy_recipe(name: str, folder: Path) -> None:
     first = recipe_file(name).resolve()
     files = [first]
     for file in files:  # grows
-        named = [str(value) for _, value in read_config(file).values()]
+        named: list[str] = []
+        with_strings(read_config(file), named.append)
         named += [f"../{other}" for other in _SHIPPED.findall(file.read_text(encoding="utf-8"))]
         for other in (file.parent / each for each in named if each.endswith(".yaml")):
             if other.is_file() and other.resolve() not in files:
@@ -132,7 +132,7 @@ def copy_recipe(name: str, folder: Path) -> None:
         write_whole(path, text)
         print(path)
     # Some files extend a recipe or belong to another command; see their comments.
-    if "class_path" in merged(extended_files(str(first))).get("model", ()):
+    if "class_path" in read_job(first).get("model", ()):
         copied = shlex.quote(str(folder / first.name))
         print(f"to try it: ctrlreward train {copied} --smoke", file=sys.stderr)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import re
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import pytorch_lightning as pl
 import yaml
 
 from ctrlreward.command_line.config_files import (
-    extended_files,
     fill_in_run_folder,
     read_config,
+    read_job,
     with_extended,
 )
 from ctrlreward.jobs.training_job import build
@@ -50,27 +50,29 @@ def test_a_file_is_extended_through_several(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("extends: b.yaml\nc: 1")
     (tmp_path / "b.yaml").write_text("extends: a.yaml")
     (tmp_path / "a.yaml").write_text("a: 1")
-    a = str(tmp_path / "a.yaml")
     arguments = with_extended([f"--config={tmp_path / 'c.yaml'}", "--x=1"])
-    assert arguments == ["--config", a, "--config", "c: 1\n", "--x=1"]
+    assert arguments == ["--config", "a: 1\nc: 1\n", "--x=1"]
     before = with_extended(["--x=1", "--config", str(tmp_path / "c.yaml")])
     assert before == arguments  # else the file would replace the option
+    assert with_extended(["-c", str(tmp_path / "a.yaml")]) == ["--config", str(tmp_path / "a.yaml")]
 
 
 def test_replacements_are_of_the_extended_files_alone(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("model: &same [runs/a, x/a.txt, 1]\ndata: *same\nb: runs/ab")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\nreplace: {runs/a: runs/ab, b: c}\nc: runs/a")
-    arguments = with_extended(["--config", str(tmp_path / "b.yaml")])
     replaced = {"model": ["runs/ab", "x/a.txt", 1], "data": ["runs/ab", "x/a.txt", 1]}
-    assert yaml.safe_load(arguments[1]) == {**replaced, "b": "runs/abc"}
-    assert arguments[3] == "c: runs/a\n"
+    assert read_job(tmp_path / "b.yaml") == {**replaced, "b": "runs/abc", "c": "runs/a"}
+    (tmp_path / "c.yaml").write_text("extends: b.yaml\nreplace: {runs/ab: d}")
+    assert read_job(tmp_path / "c.yaml")["model"] == ["d", "x/a.txt", 1]
     for content, error in (
-        ("replace: {a: b}", "b.yaml: replace needs extends"),
-        ("extends: a.yaml\nreplace: {a: 1}", "b.yaml: replace must be a mapping of strings"),
+        ("replace: {a: b}", "b.yaml: replace and anchors need extends"),
+        ("extends: a.yaml\nreplace: [a]", "b.yaml: replace must be a mapping"),
+        ("extends: b.yaml", "b.yaml extends itself"),
+        ("extends: absent.yaml", "b.yaml extends .*absent.yaml, which does not exist"),
     ):
         (tmp_path / "b.yaml").write_text(content)
         with pytest.raises(ValueError, match=error):
-            with_extended(["--config", str(tmp_path / "b.yaml")])
+            read_job(tmp_path / "b.yaml")
 
 
 ANCHORED = """
@@ -86,22 +88,18 @@ def test_anchors_replace_values_wherever_they_are_named(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text(yaml.safe_dump(middle))
     top = {"extends": "b.yaml", "anchors": {"labels": {"tense": ["past"]}}, "trainer": {"x": 1}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(top))
-    arguments = with_extended(["--config", str(tmp_path / "c.yaml")])
     labels = {"tense": ["past"]}
     both = {"labels": labels, "template": "x"}
-    assert yaml.safe_load(arguments[1]) == {"model": both, "data": {**both, "more": [labels]}}
-    assert yaml.safe_load(arguments[3]) == {"trainer": {"x": 1}}
+    merged = {"model": both, "data": {**both, "more": [labels]}, "trainer": {"x": 1}}
+    assert read_job(tmp_path / "c.yaml") == merged
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            "extends: a.yaml\nanchors:\n  label: [a]",
-            "b.yaml: anchors.label is not an anchor of .*a.yaml, which has labels, template",
-        ),
-        ("extends: a.yaml\nanchors: [labels]", "b.yaml: anchors must be a mapping, such as lab"),
-        ("anchors: {labels: [a]}", "b.yaml: anchors needs extends: it is about the values of"),
+        ("extends: a.yaml\nanchors: {label: [a]}", "label is not an anchor of .*a.yaml, which has"),
+        ("extends: a.yaml\nanchors: [labels]", "b.yaml: anchors must be a mapping"),
+        ("anchors: {labels: [a]}", "b.yaml: replace and anchors need extends"),
         ("extends: plain.yaml\nanchors: {labels: [a]}", "of .*plain.yaml, which has none"),
     ],
 )
@@ -110,7 +108,7 @@ def test_anchors_that_are_not_there_are_named(tmp_path: Path, content: str, mess
     (tmp_path / "plain.yaml").write_text("model: {labels: [a]}")
     (tmp_path / "b.yaml").write_text(content)
     with pytest.raises(ValueError, match=message):
-        with_extended(["--config", str(tmp_path / "b.yaml")])
+        read_job(tmp_path / "b.yaml")
 
 
 def test_only_the_runs_folder_can_be_named() -> None:
@@ -126,11 +124,21 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEMO = CONFIGS / "controlled_generation" / "sentiment_smollm2.yaml"
 
 
+def values(content: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the keys that lead to each value that is neither a mapping nor a list."""
+    if not isinstance(content, dict | list):
+        yield keys, content
+        return
+    pairs = content.items() if isinstance(content, dict) else enumerate(content)
+    for key, inner in pairs:
+        yield from values(inner, (*keys, str(key)))
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.name)
 def test_nothing_but_the_trainers_folder_names_the_folder_of_a_run(path: Path) -> None:
-    file = read_config(path)
-    root = file.content.get("trainer", {}).get("default_root_dir", "none")
-    for keys, value in file.values():
+    content = read_config(path)
+    root = content.get("trainer", {}).get("default_root_dir", "none")
+    for keys, value in values(content):
         if keys != ("trainer", "default_root_dir"):
             assert value != root, keys
             assert not str(value).startswith(f"{root}/"), keys
@@ -190,7 +198,7 @@ def test_a_file_that_is_absent_is_named(command: str, fails: Callable[..., str])
 def test_bad_yaml_has_its_line(tmp_path: Path, fails: Callable[..., str]) -> None:
     (tmp_path / "job.yaml").write_text("trainer:\n  max_steps: [1, 2\nmodel: x\n")
     said = fails("train", tmp_path / "job.yaml")
-    assert re.match(r"error: .*job\.yaml:3: is not YAML: .+\n$", said)
+    assert re.search(r"error: .*job\.yaml is not YAML: [\s\S]*line 3", said)
 
 
 @pytest.mark.parametrize("name", ["yelp_warm_up", "text_cnn_yelp"])
@@ -221,9 +229,9 @@ def test_a_config_is_relative_to_the_file_that_names_it(
     job.write_text("extends: ../shipped/base.yaml\nanchors: {other: {config: mine.yaml}}\n")
     for folder, prefix in ((tmp_path, ""), (own, "../")):
         monkeypatch.chdir(folder)
-        (base, _) = extended_files(os.path.relpath(job))
-        judge, other = (model["config"] for model in base.content["data"]["models"])
+        judge, other = (
+            model["config"] for model in read_job(os.path.relpath(job))["data"]["models"]
+        )
         assert judge == f"{prefix}shipped/judge.yaml"
         assert other == ("own/mine.yaml" if folder == tmp_path else "mine.yaml")
-    (base,) = extended_files(str(shipped / "base.yaml"))
-    assert base.content["data"]["models"][1] == {"config": "none.yaml"}
+    assert read_job(shipped / "base.yaml")["data"]["models"][1] == {"config": "none.yaml"}

@@ -12,7 +12,7 @@ import yaml
 from thinned import every
 
 from ctrlreward.cli import main
-from ctrlreward.command_line.config_files import extended_files, read_config, read_reward
+from ctrlreward.command_line.config_files import read_config, read_job, read_reward, with_strings
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.recipes import recipe_files, recipe_text
 from ctrlreward.jobs.training_job import TrainCLI, build
@@ -51,7 +51,7 @@ def test_the_merged_file_is_the_same_job(
     monkeypatch.setattr(TrainCLI, "instantiate_classes", lambda self: None)
     merged = tmp_path / "merged.yaml"
     merged.write_text(recipe_text(name, resolve=True))
-    content = read_config(merged).content
+    content = read_config(merged)
     assert content.keys() <= {"seed_everything", "model", "data", "trainer"}
     first, second = (build([str(path)]) for path in (recipe_files()[name], merged))
     dumps = [
@@ -73,9 +73,9 @@ def test_a_copy_names_files_that_were_copied(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    files = extended_files(str(tmp_path / "copy" / f"{name}.yaml"))
-    assert {Path(file.path) for file in files} <= {*copied}
-    configs = {Path(v) for f in files for keys, v in f.values() if keys[-1] == "config"}
+    strings: list[str] = []
+    with_strings(read_job(tmp_path / "copy" / f"{name}.yaml"), strings.append)
+    configs = {Path(each) for each in strings if each.endswith(".yaml")}
     assert configs <= {*copied}
     assert not [path for path in copied if "../" in path.read_text()]
     mentioned = [path for path in copied if f"configs/{path.parent.name}" in path.read_text()]

@@ -24,7 +24,7 @@ JOBS = [
     [path]
     for path in sorted(CONFIGS.rglob("*.yaml"))
     if path.stem not in ON_TOP
-    and ({"trainer", "model"} <= (keys := read_config(path).content.keys()) or "extends" in keys)
+    and ({"trainer", "model"} <= (keys := read_config(path).keys()) or "extends" in keys)
 ]
 JOBS += [[TRANSFER / "m7.yaml", TRANSFER / f"{name}.yaml"] for name in ON_TOP]
 
@@ -33,7 +33,7 @@ def one_of_each_kind() -> list[Any]:
     """Return the jobs as parameters, with the mark soak except one of each folder and keys."""
     seen, parameters = set(), []
     for job in JOBS:
-        kind = (job[-1].parent, len(job), frozenset(read_config(job[-1]).content))
+        kind = (job[-1].parent, len(job), frozenset(read_config(job[-1])))
         parameters.append(pytest.param(job, marks=pytest.mark.soak if kind in seen else []))
         seen.add(kind)
     return parameters

@@ -205,7 +205,7 @@ def test_values_are_of_the_system_that_all_runs_have(
         (["s.csv:system=A", "s.csv:system=B"], "no system in common. Run 1 has A, run 2 has B."),
         (["a.json"], "run_b"),
         (["a.json", "a.json", "--output", "logged"], "Is a directory: "),
-        (["a.json", "a.json", "--metric", "x"], "--metric x (did you mean --metrics?)"),
+        (["a.json", "a.json", "--metric", "x"], "--metric x"),
         (["a.json", "a.json", "--output=a.csv"], "--output must end in .json, got a.csv"),
         (["logged", "logged"], "logged/metrics.csv:2 has no step, must have one in each row"),
         (["twice.csv", "a.json"], "twice.csv:1 has several columns 'x'. Rename all but one"),

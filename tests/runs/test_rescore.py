@@ -417,7 +417,7 @@ def test_scores_of_groups_need_groups(folder: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--maximum", "score/share"], "arguments: --maximum score/share (did you mean --maximi"),
+        (["--maximum", "score/share"], "arguments: --maximum score/share"),
         (["--subject_to", "score/share>0.5"], "must be a bound, 'KEY>=VALUE' or"),
         (["--subject_to", "score/share>=high"], "'high' is not a number"),
         (["--stop", "patiense=2"], "did you mean 'patience'"),
