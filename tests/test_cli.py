@@ -213,10 +213,6 @@ def test_a_pipe_that_is_read_no_further_is_no_error() -> None:
     [
         ([], "error: the configuration is missing: ctrlreward train "),
         (["none.yaml"], "error: No such file: none.yaml\n"),
-        (
-            ["fit", "--config", "x.yaml"],
-            "error: ctrlreward train has no subcommand 'fit'. Leave it",
-        ),
     ],
 )
 @pytest.mark.usefixtures("nothing_loaded")

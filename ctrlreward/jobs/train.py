@@ -22,8 +22,6 @@ def _checked(arguments: list[str]) -> list[str]:
     try:
         if not arguments:
             raise ValueError(f"the configuration is missing: ctrlreward train {EXAMPLE}")
-        if arguments[0] in ("fit", "validate", "test", "predict"):  # as in a LightningCLI
-            raise ValueError(f"ctrlreward train has no subcommand {arguments[0]!r}. Leave it out.")
         if not arguments[0].startswith("-"):
             arguments = ["--config", *arguments]
         with_extended(arguments)  # before PyTorch is imported, which takes many times as long

@@ -42,7 +42,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "tests/weights/test_completeness.py",
         "tests/weights/test_sources.py -k wheel or index",
         "tests/weights/test_sources.py -k two_processes or failed_build",
-        "tests/data/test_download.py",
+        "tests/recipes/test_data_sets.py -k published_one",
     ),
     "NaN for a sample": (
         "tests/scorers/test_base.py -k failed_samples",
