@@ -6,10 +6,28 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from typing import Any
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter
+import yaml
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
 from ctrlreward.command_line.terminal import examples_epilog
+from ctrlreward.files import ShallowLoader
+
+
+_load = get_loader("yaml")
+
+
+def _load_checked(text: str) -> Any:
+    """Return a value, or raise a YAMLError; nested deeply, the loader overflows the stack of C."""
+    try:
+        if len(text) > 1000:
+            yaml.compose(text, ShallowLoader)
+        return _load(text)
+    except (RecursionError, ValueError) as error:  # an integer of thousands of digits
+        raise yaml.YAMLError(str(error) or "nested too deeply") from None
+
+
+set_loader("yaml", _load_checked, (yaml.YAMLError,))
 
 
 class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
