@@ -123,6 +123,15 @@ def with_strings(value: Any, changed: Callable[[str], str]) -> Any:
     return value
 
 
+def strings(value: Any) -> Iterator[str]:
+    """Yield the strings among the values of nested dictionaries and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from strings(inner)
+
+
 def fill_in_run_folder(config: Any, folder: str) -> Any:
     """Return a copy with `${trainer.default_root_dir}` filled in: one option moves a whole run."""
 

@@ -13,7 +13,6 @@ import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by th
 from ctrlreward.command_line.terminal import examples_epilog
 from ctrlreward.files import ShallowLoader
 
-
 _load = get_loader("yaml")
 
 

@@ -12,7 +12,7 @@ import yaml
 from thinned import every
 
 from ctrlreward.cli import main
-from ctrlreward.command_line.config_files import read_config, read_job, read_reward, with_strings
+from ctrlreward.command_line.config_files import read_config, read_job, read_reward, strings
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.recipes import recipe_files, recipe_text
 from ctrlreward.jobs.training_job import TrainCLI, build
@@ -73,9 +73,8 @@ def test_a_copy_names_files_that_were_copied(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    strings: list[str] = []
-    with_strings(read_job(tmp_path / "copy" / f"{name}.yaml"), strings.append)
-    configs = {Path(each) for each in strings if each.endswith(".yaml")}
+    named = strings(read_job(tmp_path / "copy" / f"{name}.yaml"))
+    configs = {Path(each) for each in named if each.endswith(".yaml")}
     assert configs <= {*copied}
     assert not [path for path in copied if "../" in path.read_text()]
     mentioned = [path for path in copied if f"configs/{path.parent.name}" in path.read_text()]
