@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,10 @@ def _load_checked(text: str) -> Any:
     try:
         if len(text) > 1000:
             yaml.compose(text, ShallowLoader)
-        return _load(text)
+        value = _load(text)
+        if "&" in text:
+            json.dumps(value, default=str, skipkeys=True)  # raises if it contains itself
+        return value
     except (RecursionError, ValueError) as error:  # an integer of thousands of digits
         raise yaml.YAMLError(str(error) or "nested too deeply") from None
 

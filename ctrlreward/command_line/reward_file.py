@@ -57,8 +57,9 @@ def _function(place: str, name: str) -> Callable[..., Any] | AnyReward:
 
 def build_reward(path: Path, device: str | None = None) -> AnyReward:
     """Return the reward of a YAML file; see `serve`. Errors name the file."""
+    block = read_reward(path)
     try:
-        return reward_of(read_reward(path), device)
+        return reward_of(block, device)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -205,7 +205,6 @@ MISTAKES = [
     ("weight: 2", "given: fluencyy", "fluencyy"),
     ("weight: 2", "at_least: 2", "given = None, at_least = 2: a condition needs both"),
     ("weighted", "wieghted", "(did you mean 'weighted'?)"),
-    ("model: gpt2, task", "model: smollm2-135, task", "(did you mean 'smollm2-135m'?)"),
 ]  # fmt: skip
 GPT2 = SHORT % ("gpt2", "gpt2")
 # The function of a component, and the message.

@@ -267,7 +267,7 @@ def test_the_file_and_lists_can_be_given_in_many_ways(arguments: str, mine: Mine
             "Similarity needs the column 'source', but the file has only text, good. Add",
         ),
         ("ctrleval good.csv --task sentiments", "sentiments"),
-        ("ctc good.csv --method embeding", "one of embedding, discriminative, regression"),
+        ("ctc good.csv --method embeding", "'embedding', 'discriminative'"),
         ("li2018 good.csv --batch-token 4", "--batch_token 4"),
     ],
 )
