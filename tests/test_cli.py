@@ -400,15 +400,12 @@ def test_a_new_run_is_refused_where_another_one_is(
 def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path) -> None:
     trainer = pl.Trainer(accelerator="cpu", default_root_dir=tmp_path, logger=False)
     for resumed in (False, True):
-        with run_folders(trainer, resumed):
-            again = "import sys, pytorch_lightning as pl\n"
-            again += "from ctrlreward.jobs.training_job import run_folders\n"
-            again += "trainer = pl.Trainer(accelerator='cpu', default_root_dir=sys.argv[1])\n"
-            again += "with run_folders(trainer, True): pass"
-            second = subprocess.run(
-                [sys.executable, "-c", again, tmp_path], capture_output=True, text=True, check=False
-            )
-            assert f"{tmp_path} is in use by process {os.getpid()}" in second.stderr
+        with (
+            run_folders(trainer, resumed),
+            pytest.raises(ValueError, match=f"is in use by process {os.getpid()}"),
+            run_folders(trainer, True),
+        ):
+            pass
 
 
 def test_a_job_that_a_cluster_has_requeued_is_resumed(tmp_path: Path) -> None:
