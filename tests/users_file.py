@@ -25,7 +25,7 @@ import ctrlreward as cr
 from ctrlreward import callbacks, functional, lightning, policy, scorers, selection, serving
 from ctrlreward.adapters import openrlhf, torchmetrics, trl, verl
 from ctrlreward.adapters.best_checkpoint import BestCheckpoint
-from ctrlreward.plots.highlight import highlight
+from ctrlreward.plots.curves import draw_front
 from ctrlreward.recipes.papers.ctrleval.evaluator_chart import bar_chart
 from ctrlreward.reward import AnyReward
 from ctrlreward.runs import read_stored_run
@@ -125,9 +125,10 @@ def scores_of_texts() -> None:
     alignment = cr.Alignment("minilm-l6", aspects=["consistency", "groundedness"])
     records = [{"text": "cold soup", "source": "hot soup", "context": "A menu."}]
     assert alignment.score(records).keys() == {"consistency", "groundedness"}
-    assert highlight(alignment.explain(records)[0]).plain.startswith("consistency")
+    assert alignment.explain(records)[0]["consistency"].tokens[0].start == 0
     (explained,) = ctrleval.explain(cr.as_samples(TEXTS[:1], labels="negative"))
     bar_chart(explained["attribute_relevance"]).savefig("evaluators.png")
+    draw_front(["sim", "pp"], {20: [0.5, 40.0]}, {10: [0.4, 50.0]}, Path("front.png"))
     distinct = cr.Distinct("smollm2-135m").score({"texts": TEXTS, "groups": ["a", "a"]})
     assert set(distinct) == {"distinct_1", "distinct_2", "distinct_3", "distinct"}
     repeated: Floats = cr.Repetition("smollm2-135m", n=2).score(TEXTS)["repetition"]

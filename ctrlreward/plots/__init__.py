@@ -1,1 +1,1 @@
-"""Figures of runs and of explained scores, and highlighted text."""
+"""Figures of runs."""

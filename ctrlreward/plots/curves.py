@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import combinations, zip_longest
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,14 +13,10 @@ from ctrlreward.plots.style import (
     FAINT,
     FIRST,
     SECOND,
-    TEXT,
     arrowed,
-    change_text,
-    count_steps,
     finish_panel,
     mark_steps,
     new_figure,
-    note,
     save_figure,
 )
 
@@ -36,33 +31,22 @@ def curve(history: Rows, name: str) -> tuple[list[int], list[float]]:
 
 
 def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:
-    """Draw the curves of a run as a PNG.
+    """Draw the curves of a run as a PNG: a panel for each held-out score, reward, KL and entropy.
 
-    One panel per held-out score, with its values before and after training and their intervals, the
-    kept step, and the values that the constraints exclude; one per judge; one for the reward of
-    training rollouts; one for KL and entropy. A run without a policy, whose report names
-    no scores, has a panel per logged key.
+    A score of `report`, the content of a `summary.json`, has its values before and after training
+    with their intervals, the kept step and the bounds of its constraint. A run whose report names
+    no scores has a panel per logged key.
     """
-    draw: list[Callable[[Any], None]] = [
-        *(
-            partial(_draw_score, history=history, report=report, key=key)
-            for key in _held_out(history, report)
-        ),
-        *(partial(_draw_judge, report=report, name=name) for name in report.get("judges", {})),
-    ]
-    if curve(history, "reward/total")[0]:
-        draw.append(partial(_draw_reward, history=history))
-    if curve(history, "policy/kl")[0] or curve(history, "policy/entropy")[0]:
-        draw.append(partial(_draw_drift, history=history))
-    draw = draw or [partial(note, text="no step yet")]
-    columns = min(3, len(draw))
-    rows = -(-len(draw) // columns)
+    keys = [*_held_out(history, report), "reward/total", "policy/kl", "policy/entropy"]
+    keys = [key for key in dict.fromkeys(keys) if curve(history, key)[0] or _ends(report, key)]
+    columns = min(3, len(keys)) or 1
+    rows = -(-len(keys) // columns) or 1
     figure = new_figure(4.2 * columns, 3.2 * rows)
-    for panel, fill in zip_longest(figure.subplots(rows, columns, squeeze=False).flat, draw):
-        if fill is None:
+    for panel, key in zip_longest(figure.subplots(rows, columns, squeeze=False).flat, keys):
+        if key is None:
             panel.set_visible(False)
         else:
-            fill(panel)
+            _draw(panel, history, report, key)
     save_figure(figure, path)
 
 
@@ -114,101 +98,31 @@ def _held_out(history: Rows, report: Mapping[str, Any]) -> list[str]:
     return [key for key in dict.fromkeys(keys) if not key.endswith("/fail_rate")] + failing
 
 
-def _draw_score(panel: Any, history: Rows, report: Mapping[str, Any], key: str) -> None:
-    """Draw a held-out score over steps, and its values in `BeforeAfter`."""
+def _ends(report: Mapping[str, Any], key: str) -> dict[str, float]:
+    """Return the values of a score before and after training, without failed ones."""
+    name = key.removeprefix("score/")
+    values = {side: report.get(side, {}).get(name) for side in ("before", "after")}
+    return {side: value for side, value in values.items() if value is not None}
+
+
+def _draw(panel: Any, history: Rows, report: Mapping[str, Any], key: str) -> None:
     steps, values = curve(history, key)
     selection = report.get("selection", {})
     kept = selection.get("step")
     name = key.removeprefix("score/")
-    title = arrowed(name.replace("_", " "), report.get("directions", {}).get(key))
+    panel.plot(steps, values, color=FIRST, marker="o", markersize=3, label="logged")
     last = steps[-1] if steps else report.get("steps", 1)
-    ends = {"before": 0, "after": last if kept is None else kept}
-    if not steps and all(report.get(side, {}).get(name) is None for side in ends):
-        note(panel, "no validation yet")
-        finish_panel(panel, title, "step")
-        return
-    label = "validation" if steps else "no validation yet"
-    panel.plot(steps, values, color=FIRST, marker="o", markersize=3.5, label=label)
-    for side, step in ends.items():
-        _draw_point(panel, step, report, side, name, report.get(side, {}).get(name))
+    for side, value in _ends(report, key).items():
+        step = 0 if side == "before" else last if kept is None else kept
+        ends = report.get("intervals", {}).get(side, {}).get(name) or (None, None)
+        known = None not in ends
+        reach = [[max(0.0, value - ends[0])], [max(0.0, ends[1] - value)]] if known else None
+        panel.errorbar([step], [value], reach, color=SECOND, marker="s", capsize=3, label=side)
     if kept is not None:
         panel.axvline(kept, color=FAINT, linewidth=1, zorder=0, label=f"kept, step {kept}")
-    _shade_excluded(panel, selection.get("constraints", {}).get(key))
-    count_steps(panel)
+    for bound in selection.get("constraints", {}).get(key) or ():
+        if bound is not None:
+            panel.axhline(bound, color=EXCLUDED, linewidth=1, linestyle=":", label="constraint")
+    panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    title = arrowed(name.replace("_", " "), report.get("directions", {}).get(key))
     finish_panel(panel, title, "step", legend=len(panel.get_legend_handles_labels()[0]) > 1)
-
-
-def _draw_point(
-    panel: Any, x: float, report: Mapping[str, Any], side: str, name: str, value: float | None
-) -> None:
-    """Draw a value before or after training as a point with its interval; None is not drawn."""
-    if value is None:
-        return
-    interval: Sequence[Any] = report.get("intervals", {}).get(side, {}).get(name) or (None, None)
-    low, high = interval
-    known = low is not None and high is not None
-    reaches = [[max(0.0, value - low)], [max(0.0, high - value)]] if known else None
-    marker, inner = ("s", "white") if side == "before" else ("D", SECOND)
-    style = {"marker": marker, "markerfacecolor": inner, "markersize": 5, "linestyle": ""}
-    panel.errorbar([x], [value], reaches, color=SECOND, capsize=3, label=side, zorder=3, **style)
-
-
-def _shade_excluded(panel: Any, bounds: Sequence[float | None] | None) -> None:
-    """Shade the values outside of a constraint, each side down or up to the edge of the panel."""
-    low, high = bounds or (None, None)
-    for bound, above in ((low, False), (high, True)):
-        if bound is None:
-            continue
-        panel.axhline(bound, color=EXCLUDED, linewidth=1, linestyle=":")
-        panel.autoscale_view()
-        bottom, top = panel.get_ylim()
-        label = f"constraint, {'at most' if above else 'at least'} {bound:g}"
-        edges = (bound, max(top, bound)) if above else (min(bottom, bound), bound)
-        panel.axhspan(*edges, color=EXCLUDED, alpha=0.1, linewidth=0, zorder=0, label=label)
-        panel.set_ylim(bottom, top)
-
-
-def _draw_judge(panel: Any, report: Mapping[str, Any], name: str) -> None:
-    """Draw a judge before and after training; the legend has the difference and its interval."""
-    judge, sides = report["judges"][name], ("before", "after")
-    values = [nan if judge[side] is None else judge[side] for side in sides]
-    panel.plot([0, 1], values, color=FAINT, linewidth=1, label=change_text(judge))
-    panel.legend(fontsize=7, frameon=False)  # without the points
-    for x, side in enumerate(sides):
-        _draw_point(panel, x, report, side, name, judge[side])
-    panel.set_xlim(-0.4, 1.4)
-    panel.set_xticks([0, 1], sides)
-    mode = report.get("directions", {}).get(f"judges/{name}")
-    finish_panel(panel, arrowed(f"judge: {name.replace('_', ' ')}", mode), "")
-
-
-def _draw_reward(panel: Any, history: Rows) -> None:
-    steps, values = curve(history, "reward/total")
-    marker = "o" if len(steps) == 1 else ""
-    panel.plot(steps, values, color=FIRST, alpha=0.3, linewidth=1)
-    label = "reward of rollouts, smoothed"
-    panel.plot(steps, _smoothed(values), color=FIRST, marker=marker, markersize=3.5, label=label)
-    count_steps(panel)
-    finish_panel(panel, "training reward ↑", "step", legend=True)
-
-
-def _draw_drift(panel: Any, history: Rows) -> None:
-    """Draw KL to the untuned policy on the left axis and entropy on the right one."""
-    panel.plot(*curve(history, "policy/kl"), color=FIRST)
-    panel.set_ylabel("KL, nats per token", color=FIRST, fontsize=8)
-    twin = panel.twinx()
-    twin.plot(*curve(history, "policy/entropy"), color=SECOND)
-    twin.set_ylabel("entropy, nats per token", color=SECOND, fontsize=8)
-    twin.tick_params(labelsize=8, colors=TEXT)
-    twin.spines["top"].set_visible(False)
-    count_steps(panel)
-    finish_panel(panel, "drift", "step")
-
-
-def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
-    """Return the exponential moving average with bias correction, as in Adam."""
-    smoothed, average = [], 0.0
-    for i, value in enumerate(values, 1):
-        average = weight * average + (1 - weight) * value
-        smoothed.append(average / (1 - weight**i))
-    return smoothed

@@ -90,18 +90,6 @@ def change_text(change: Mapping[str, Any]) -> str:
     return f"{signed(difference)} (95 % interval {signed(low)} to {signed(high)})"
 
 
-def count_steps(panel: Any) -> None:
-    """Use only whole numbers on an x axis of steps."""
-    panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-
-
-def note(panel: Any, text: str) -> None:
-    """Write a text into an empty panel, without the numbers of its axes."""
-    panel.text(0.5, 0.5, text, transform=panel.transAxes, ha="center", fontsize=9, color=FAINT)
-    panel.set_xticks([])
-    panel.set_yticks([])
-
-
 def mark_steps(panel: Any, steps: Iterable[int], points: Iterable[tuple[float, float]]) -> None:
     """Write the step of each point next to it, but not over the label of a later one."""
     panel.autoscale_view()

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from ctrlreward.files import JsonLog
-from ctrlreward.plots.curves import _smoothed, curve, draw_curves, draw_front
+from ctrlreward.plots.curves import curve, draw_curves, draw_front
 from ctrlreward.runs import plot_run
 
 
@@ -23,48 +22,19 @@ def test_a_curve_skips_rows_without_the_metric() -> None:
     assert curve(rows, "c") == ([], [])
 
 
-@pytest.mark.parametrize(("scores", "judges"), [(1, 0), (2, 2), (5, 1)])
-def test_any_number_of_scores_and_judges_gets_its_panels(
-    scores: int, judges: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("scores", [1, 2, 5])
+def test_any_number_of_scores_gets_its_panels(scores: int, tmp_path: Path) -> None:
     names = [f"s{i}" for i in range(scores)]
     ends = {**dict.fromkeys(names, 0.5), "fail_rate": 0.0, "generations": 8}
     history = [
         {"step": i, **{f"score/{n}": i / 4 for n in names}, "reward/total": 0.1 * i}
         for i in range(4)
     ]
-    judge = {"before": 0.6, "after": None, "difference": None}
-    judge["difference_ci95"] = [None, None]
     report = {"before": ends, "after": {**ends, "s0": None}}
     report["intervals"] = {"before": {"s0": [0.25, None]}}  # of a score with one bound
-    report["judges"] = {f"j{i}": judge for i in range(judges)}
     draw_curves(history, report, tmp_path / "c.png")
     height, _ = imread(tmp_path / "c.png").shape[:2]
-    assert height == pytest.approx(math.ceil((scores + judges + 2) / 3) * 416, abs=2)
-
-
-@pytest.mark.parametrize(
-    ("interval", "shown"),
-    [
-        ([0.2, 0.35], "+0.300 (95 % interval +0.200 to +0.350)"),
-        ([None, None], "+0.300 (no interval, since all groups changed alike)"),
-    ],
-)
-def test_a_judge_is_drawn_before_and_after_with_its_difference(
-    interval: list[float | None], shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[tuple[list[float], list[float], object]] = []
-    plot = Axes.plot
-
-    def spy(self: Axes, x: list[float], y: list[float], **options: object) -> object:
-        lines.append((list(x), list(y), options.get("label")))
-        return plot(self, x, y, **options)
-
-    monkeypatch.setattr(Axes, "plot", spy)
-    judge = {"before": 0.6, "after": 0.9, "difference": 0.3, "difference_ci95": interval}
-    report = {"before": {}, "after": {}, "judges": {"sentiment_auc": judge}}
-    draw_curves([], report, tmp_path / "c.png")
-    assert lines[0] == ([0, 1], [0.6, 0.9], shown)
+    assert height == pytest.approx(math.ceil((scores + 1) / 3) * 416, abs=2)
 
 
 REPORT = {
@@ -108,25 +78,18 @@ def test_a_score_shows_what_was_decided(validations: int, drawn: list[Figure]) -
         assert segment[:, 1] == pytest.approx(interval)
         assert kept is None or segment[0, 0] == x
     if validations == 0:
-        assert "no validation yet" in labels
         assert kl == []
         return
-    assert list(legend["validation"].get_xdata()) == steps
+    assert list(legend["logged"].get_xdata()) == steps
     assert list(legend[f"kept, step {kept}"].get_xdata()) == [kept, kept]
     assert kl[0].get_title("left") == "kl ↓"
-    (excluded,) = [patch for patch in kl[0].patches if patch.get_alpha()]
-    assert (excluded.get_y(), excluded.get_label()) == (0.5, "constraint, at most 0.5")
+    bound = kl[0].get_legend_handles_labels()
+    assert dict(zip(*reversed(bound), strict=True))["constraint"].get_ydata() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("history", [[], [{"step": 3, "reward/total": 0.5}]])
-def test_no_axis_is_empty(history: list[dict[str, float]], drawn: list[Figure]) -> None:
-    draw_curves(history, {"scores": {"score/relevance": {}}}, Path("c.png"))
-    first, *more = [panel for panel in drawn[0].axes if panel.get_visible()]
-    assert [text.get_text() for text in first.texts] == ["no validation yet"]
-    assert len(first.get_xticks()) == len(first.get_yticks()) == 0
-    for panel in more:
-        assert [line.get_marker() for line in panel.lines][1:] == ["o"]
-        assert all(tick == round(tick) for tick in panel.get_xticks())
+def test_a_run_without_a_value_is_drawn(drawn: list[Figure]) -> None:
+    draw_curves([{"step": 1, "a": math.nan}], {"scores": {"score/relevance": {}}}, Path("c.png"))
+    assert not any(panel.get_visible() for panel in drawn[0].axes)
 
 
 def test_labels_of_steps_do_not_overlap(drawn: list[Figure]) -> None:
@@ -157,12 +120,6 @@ def test_any_folder_of_a_logger_is_drawn(logger: str, tmp_path: Path, drawn: lis
     assert lines == {"loss": [[1, 2], [2, 1.5]], "val loss ↓": [[1, 3], [2, 1]]}
     with pytest.raises(FileNotFoundError, match=r"No such file or folder: .*none"):
         plot_run(tmp_path / "none")
-
-
-def test_the_moving_average_of_a_constant_is_the_constant() -> None:
-    assert _smoothed([]) == []
-    assert _smoothed([3.0] * 5) == pytest.approx([3.0] * 5)
-    assert _smoothed([0.0, 1.0], weight=0.5) == pytest.approx([0.0, 0.5 / 0.75])
 
 
 def test_a_figure_is_written_whole_or_not_at_all(
