@@ -19,7 +19,7 @@ def score_dataset(
     names: Sequence[str] | None = None,
     columns: Columns = Columns(),  # noqa: B008 — it is frozen
     label_map: Mapping[str, str] | None = None,
-    concurrency: int | tuple[int, int] = 1,
+    actors: int = 1,
     num_cpus: float = 1.0,
     num_gpus: float = 0.0,
     batch_size: int = 256,
@@ -27,7 +27,7 @@ def score_dataset(
     """Return a data set of Ray with a column for each score, null where a row failed.
 
     Ray reads, scores and writes the rows in a stream, and scores the batch of a worker that died
-    again. Each machine needs this package and the weights.
+    again, three times at most. Each machine needs this package and the weights.
 
     Args:
         dataset: A `ray.data.Dataset`, such as `ray.data.read_parquet("s3://bucket/corpus")`.
@@ -35,7 +35,7 @@ def score_dataset(
         names: One name per scorer, which prefixes the names of its scores.
         columns: Names of the data set's columns.
         label_map: The data set's labels and their replacements.
-        concurrency: Actors, or the fewest and the most of them.
+        actors: Processes that score, each with its own models.
         num_cpus: CPUs of an actor.
         num_gpus: GPUs of an actor, such as 1 or 0.5; above 0, its models are on `cuda`.
         batch_size: Rows that an actor scores together.
@@ -55,9 +55,10 @@ def score_dataset(
         fn_constructor_args=(scorers, names, columns, label_map, device),
         batch_format="pyarrow",
         batch_size=batch_size,
-        concurrency=concurrency,
+        compute=import_extra("ray.data", "score_dataset").ActorPoolStrategy(size=actors),
         num_cpus=num_cpus,
         num_gpus=num_gpus,
+        max_task_retries=3,  # without end by default: a text may end any process
     )
 
 

@@ -81,7 +81,7 @@ def test_actors_of_ray_data_score_as_this_process(
 
     scorer = Length(str(tmp_path), seconds=0.2)
     # The rest of the CPUs is left for other tests.
-    options = {"concurrency": 2, "num_cpus": 0.1, "batch_size": 4}
+    options = {"actors": 2, "num_cpus": 0.1, "batch_size": 4}
     columns = Columns(text="output")
     dataset = ray.data.from_items(rows, override_num_blocks=10)
     scored = score_dataset(dataset, [scorer], columns=columns, names=["a"], **options)
