@@ -152,7 +152,7 @@ def scores_of_texts() -> None:
 
     rated: cr.RewardModel = cr.RewardModel("folder", template="plain", weights={"helpful": 1.0})
     assert rated.required_columns() == {}
-    remote = cr.RemoteRewardModel("http://127.0.0.1:8000", "sglang", outputs=["helpful"])
+    remote = cr.RemoteRewardModel("http://127.0.0.1:8000", "rm", outputs=["helpful"])
     assert remote["helpful"].spec.higher_is_better
     assert (cr.Perplexity("smollm2-135m", max_tokens=64).score(TEXTS)["perplexity"] >= 1).all()
     assert not cr.BARTScore(aspects="f_score").specs["f_score"].range[1]

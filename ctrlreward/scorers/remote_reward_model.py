@@ -1,10 +1,10 @@
-"""Reward of a reward model that a server runs: vLLM, SGLang, or OpenRLHF's contract."""
+"""Reward of a reward model that vLLM serves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any
 
 import numpy as np
 import tenacity
@@ -23,65 +23,21 @@ from ctrlreward.weights.loading import load_tokenizer
 
 log = item_logger(__name__)
 
-Api: TypeAlias = Literal["vllm", "vllm_pooling", "sglang", "openrlhf"]
-
 _ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
-
-
-class Contract(NamedTuple):
-    """Body of a request by its texts or token ids and prompts, and values by text of a reply."""
-
-    route: str
-    body: Callable[[Sequence[Any], Sequence[str]], dict[str, Any]]
-    values: Callable[[Any], Sequence[Any]]
-
-
-def _last(row: Any) -> Any:
-    """Return the last of the rows of a model that replies with one for each token."""
-    return row[-1] if row and isinstance(row[0], list) else row
-
-
-# vLLM 0.18: docs.vllm.ai/en/stable/models/pooling_models/classify. SGLang: docs.sglang.io, native
-# API. OpenRLHF 0.11.2: `openrlhf.cli.serve_rm`.
-_CONTRACTS: Mapping[str, Contract] = {
-    "vllm": Contract(
-        "/classify",
-        # Without, vLLM replies with a probability. vLLM 0.11 and 0.12 have the second name.
-        lambda texts, _: {"input": texts, "use_activation": False, "activation": False},
-        lambda reply: [row["probs"] for row in reply["data"]],
-    ),
-    "vllm_pooling": Contract(
-        "/pooling",
-        lambda texts, _: {"input": texts},
-        lambda reply: [_last(row["data"]) for row in reply["data"]],
-    ),
-    "sglang": Contract(
-        "/classify",
-        lambda texts, _: {"text" if isinstance(texts[0], str) else "input_ids": texts},
-        lambda reply: [row["embedding"] for row in reply],
-    ),
-    "openrlhf": Contract(
-        "/get_reward",
-        lambda texts, prompts: {"query": texts, "prompts": prompts, "labels": None},
-        lambda reply: [row if isinstance(row, list) else [row] for row in reply["rewards"]],
-    ),
-}
 
 
 @checked_keywords(url="address", batch_size="batch_texts", api_key="key_variable")
 class RemoteRewardModel(Scorer):
     """Output of a reward model on a server, for each text: `reward`, higher is better, unbounded.
 
-    The server may be vLLM (`vllm serve MODEL --runner pooling`), SGLang (`--is-embedding`), or one
-    with OpenRLHF's `/get_reward`. For a reward that `ctrlreward serve` serves use `RemoteReward`.
+    The server is vLLM's, version 0.11 or later (`vllm serve MODEL --runner pooling`), which is
+    asked by `/classify`. For a reward that `ctrlreward serve` serves use `RemoteReward`.
 
     With a tokenizer, texts are rendered and tokenized here as by `RewardModel`. Without, prompt and
     completion are sent as one string.
 
     Args:
         address: URL of the server, `"http://127.0.0.1:8000"`.
-        api: What the server speaks: `"vllm"` (`/classify`), `"vllm_pooling"` (`/pooling`),
-            `"sglang"` (`/classify`) or `"openrlhf"` (`/get_reward`, strings only).
         model: Name of the model on the server, if it needs one.
         tokenizer: Local folder or Hugging Face id of the model's tokenizer.
         template: As in `RewardModel`; it needs a tokenizer, but for `"plain"`.
@@ -109,7 +65,6 @@ class RemoteRewardModel(Scorer):
     def __init__(
         self,
         address: str,
-        api: Api = "vllm",
         model: str | None = None,
         tokenizer: str | None = None,
         template: str | None = None,
@@ -124,7 +79,6 @@ class RemoteRewardModel(Scorer):
         key_variable: str | None = None,
     ) -> None:
         self.address = check_address(address, "http://127.0.0.1:8000")
-        self.api = one_of("api", api, get_args(Api))
         self.model = model
         self.tokenizer = tokenizer
         self.template = template
@@ -135,8 +89,6 @@ class RemoteRewardModel(Scorer):
                 f"template = {template!r} is rendered by the model's tokenizer, but tokenizer is "
                 "None. Set it to the folder or id of the model."
             )
-        if tokenizer is not None and api == "openrlhf":
-            raise ValueError("tokenizer makes token ids, but OpenRLHF's /get_reward takes strings")
         self.max_tokens = positive("max_tokens", max_tokens)
         if truncation_side is not None:
             one_of("truncation_side", truncation_side, ("left", "right"))
@@ -161,16 +113,15 @@ class RemoteRewardModel(Scorer):
         return dict.fromkeys(self.outputs if self.weights is None else (REWARD,), _ANY)
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """`prompts` if the template or the contract needs them."""
-        needed = needs_prompts(self.template) or self.api == "openrlhf"
-        return {"prompts": type(self).__name__} if needed else {}
+        """`prompts` if the template needs them."""
+        return {"prompts": type(self).__name__} if needs_prompts(self.template) else {}
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return all scores; NaN, with a warning, for an empty text and for a value of null."""
         kept, answers = readable_answers(samples, next(iter(self.specs)))
         if not kept:
             return {name: np.full(len(samples), np.nan) for name in self.specs}
-        prompts, texts = self._sent(answers)
+        texts = self._sent(answers)
         batches = [slice(i, i + self.batch_texts) for i in range(0, len(kept), self.batch_texts)]
         # Before it, since a server may ask for a longer wait than there is patience.
         stop = tenacity.stop_before_delay(self.patience)
@@ -178,9 +129,7 @@ class RemoteRewardModel(Scorer):
         with connected("the reward model", *options) as server:
             values = np.concatenate(
                 in_parallel(
-                    lambda batch: self._values(server, texts[batch], prompts[batch]),
-                    batches,
-                    self.concurrency,
+                    lambda batch: self._values(server, texts[batch]), batches, self.concurrency
                 )
             )
         for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
@@ -193,28 +142,26 @@ class RemoteRewardModel(Scorer):
         assert self.tokenizer is not None
         return load_tokenizer(self.tokenizer)
 
-    def _sent(self, answers: Sequence[Answer]) -> tuple[list[str], list[Any]]:
-        """Return the prompts, and whole texts, or with a tokenizer their token ids."""
-        prompts = [prompt_text(answer.prompt or "") for answer in answers]
+    def _sent(self, answers: Sequence[Answer]) -> list[Any]:
+        """Return whole texts, or with a tokenizer their token ids."""
         if self.tokenizer is None:
-            pairs = zip(prompts, answers, strict=True)
-            return prompts, [f"{prompt}{answer.completion}" for prompt, answer in pairs]
+            return [f"{prompt_text(a.prompt or '')}{a.completion}" for a in answers]
         limit = self.max_tokens or self._tokenizer.model_max_length
         options = self.template, self.truncation_side, limit, self.tokenizer
-        return prompts, [list(ids) for ids in encode(self._tokenizer, answers, *options)]
+        return [list(ids) for ids in encode(self._tokenizer, answers, *options)]
 
-    def _values(self, server: ModelServer, texts: Sequence[Any], prompts: Sequence[str]) -> Scores:
+    def _values(self, server: ModelServer, texts: Sequence[Any]) -> Scores:
         """Return the values of a request, float64 of shape (texts, outputs)."""
-        contract = _CONTRACTS[self.api]
-        body = contract.body(texts, prompts)
-        if self.model is not None and self.api != "openrlhf":
+        # Without, vLLM replies with a probability. vLLM 0.11 and 0.12 have the second name.
+        body: dict[str, Any] = {"input": texts, "use_activation": False, "activation": False}
+        if self.model is not None:
             body["model"] = self.model
-        reply = server.retrying(server.post, contract.route, body)
+        reply = server.retrying(server.post, "/classify", body)
         try:
-            rows = [[_number(value) for value in row] for row in contract.values(reply)]
-        except (KeyError, IndexError, TypeError, ValueError):
+            rows = [[_number(value) for value in row["probs"]] for row in reply["data"]]
+        except (KeyError, TypeError):
             raise ConnectionError(
-                f"{server.name}: the reply is not one of api = {self.api!r}: {shortened(reply)}"
+                f"{server.name}: the reply is not one of vLLM's /classify: {shortened(reply)}"
             ) from None
         sizes = {len(row) for row in rows}
         if len(rows) != len(texts) or sizes != {len(self.outputs)}:

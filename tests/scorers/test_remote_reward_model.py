@@ -1,4 +1,4 @@
-"""Reward models on servers of this test, which answer as vLLM, SGLang and OpenRLHF document it."""
+"""Reward models on servers of this test, which answer as vLLM documents it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from judge_server import Refusal, Server, started
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from ctrlreward import FunctionScorer, RemoteRewardModel, Reward, RewardModel, Samples
+from ctrlreward import RemoteRewardModel, Reward, RewardModel, Samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,50 +38,19 @@ def as_vllm(rows: list[Any]) -> dict[str, Any]:
     return {"id": "classify-1", "object": "list", "created": 1, "model": "m", "data": data}
 
 
-def as_pooling(rows: list[Any]) -> dict[str, Any]:
-    """`POST /pooling` of vLLM 0.18: one row of values, or a row for each token."""
-    shaped = [row if i % 2 else [[0.0] * len(row), row] for i, row in enumerate(rows)]
-    data = [{"index": i, "object": "pooling", "data": row} for i, row in enumerate(shaped)]
-    return {"id": "pool-1", "object": "list", "created": 1, "model": "m", "data": data}
-
-
-def as_sglang(rows: list[Any]) -> list[Any]:
-    """`POST /classify` of SGLang."""
-    return [{"embedding": row, "meta_info": {"id": str(i)}} for i, row in enumerate(rows)]
-
-
-def as_openrlhf(rows: list[Any]) -> dict[str, Any]:
-    """`POST /get_reward` of OpenRLHF 0.11.2."""
-    rewards = [row[0] for row in rows]
-    return {"rewards": rewards, "scores": rewards, "extra_logs": {}}
-
-
-CONTRACTS: dict[str, tuple[str, str, Callable[[list[Any]], Any]]] = {
-    "vllm": ("/classify", "input", as_vllm),
-    "vllm_pooling": ("/pooling", "input", as_pooling),
-    "sglang": ("/classify", "input_ids", as_sglang),
-    "openrlhf": ("/get_reward", "query", as_openrlhf),
-}
-
-
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Server]]:
     """Return a function that starts a server with the values of each text, after other replies."""
     with ExitStack() as servers:
 
         def start(
-            api: str = "vllm",
-            values: Values = lambda text: [float(len(text))],
-            first: Sequence[Any] = (),
+            values: Values = lambda text: [float(len(text))], first: Sequence[Any] = ()
         ) -> Server:
-            route, key, reply = CONTRACTS[api]
             left = [*first]
 
             def answer(path: str, body: dict[str, Any]) -> Any:
-                assert path == route, path
-                if left:
-                    return left.pop(0)
-                return reply([values(text) for text in body.get(key, body.get("text"))])
+                assert path == "/classify", path
+                return left.pop(0) if left else as_vllm([values(text) for text in body["input"]])
 
             return servers.enter_context(started(answer))
 
@@ -99,9 +67,8 @@ def model(tiny_reward_model: str) -> str:
 
 
 @pytest.mark.parametrize("template", [None, "plain", "Q: {prompt} A: {completion}"])
-@pytest.mark.parametrize("api", ["vllm", "vllm_pooling", "sglang"])
 def test_a_served_model_scores_as_the_model_here(
-    api: str, template: str | None, model: str, serve: Callable[..., Server]
+    template: str | None, model: str, serve: Callable[..., Server]
 ) -> None:
     """The server computes the forward pass of the token ids that it gets, text by text."""
     served = AutoModelForSequenceClassification.from_pretrained(model).eval()
@@ -110,9 +77,9 @@ def test_a_served_model_scores_as_the_model_here(
         with torch.no_grad():
             return served(torch.tensor([ids])).logits[0].tolist()
 
-    server = serve(api, logit)
+    server = serve(logit)
     remote = RemoteRewardModel(
-        server.url, api, "name", tokenizer=model, template=template, batch_texts=2
+        server.url, "name", tokenizer=model, template=template, batch_texts=2
     )
     here = RewardModel(model, template=template)
     expected = here.score(SAMPLES)["reward"]
@@ -120,43 +87,19 @@ def test_a_served_model_scores_as_the_model_here(
     assert len(np.unique(expected)) == 3
     assert len(server.requests) == 2
     assert all(body["model"] == "name" for _, _, body in server.requests)
-    if api == "vllm":
-        assert all(body["use_activation"] is False for _, _, body in server.requests)
+    assert all(body["use_activation"] is False for _, _, body in server.requests)
 
 
-@pytest.mark.parametrize("api", CONTRACTS)
-def test_strings_are_prompt_and_completion(api: str, serve: Callable[..., Server]) -> None:
-    server = serve(api)
-    found = RemoteRewardModel(server.url, api, concurrency=1).score(SAMPLES)["reward"]
-    expected = [len(p) + len(a) for p, a in zip(PROMPTS, ANSWERS, strict=True)]
-    assert found.tolist() == expected
+def test_strings_are_prompt_and_completion(serve: Callable[..., Server]) -> None:
+    server = serve()
+    found = RemoteRewardModel(server.url, concurrency=1).score(SAMPLES)["reward"]
+    assert found.tolist() == [len(p) + len(a) for p, a in zip(PROMPTS, ANSWERS, strict=True)]
     ((_, _, body),) = server.requests
-    if api == "openrlhf":
-        assert body["prompts"] == PROMPTS
-        assert body["query"] == [p + a for p, a in zip(PROMPTS, ANSWERS, strict=True)]
-
-
-def test_it_is_asked_as_openrlhf_asks_our_own_server(tmp_path: Path) -> None:
-    """Both sides of `/get_reward` are ours, and were written after OpenRLHF's."""
-    from serving.conftest import running
-
-    from ctrlreward.serving.application import create_app
-    from ctrlreward.serving.limits import ServeOptions
-    from ctrlreward.serving.trainer_options import TrainerRoutes
-    from ctrlreward.serving.trainer_routes import trainer_routes
-
-    def length(completions: list[str]) -> list[float]:
-        return [float(len(text)) for text in completions]
-
-    reward = Reward({"length": FunctionScorer(length, pointwise=True)})
-    app = create_app(reward, ServeOptions(), [trainer_routes(TrainerRoutes(-1.0), reward)])
-    with running(app) as server:
-        found = RemoteRewardModel(server.url, "openrlhf").score(SAMPLES)["reward"]
-    assert found.tolist() == [len(answer) for answer in ANSWERS]
+    assert body["input"] == [p + a for p, a in zip(PROMPTS, ANSWERS, strict=True)]
 
 
 def test_several_outputs_in_a_reward(serve: Callable[..., Server]) -> None:
-    server = serve("vllm", lambda text: [float(len(text)), 1.0])
+    server = serve(lambda text: [float(len(text)), 1.0])
     remote = RemoteRewardModel(server.url, outputs=("helpful", "verbose"))
     reward = Reward({"h": (remote["helpful"], 1.0), "v": (remote["verbose"], 2.0)})
     assert reward(ANSWERS).total.tolist() == [len(answer) + 2.0 for answer in ANSWERS]
@@ -169,7 +112,7 @@ def test_several_outputs_in_a_reward(serve: Callable[..., Server]) -> None:
 def test_texts_without_a_value_are_nan(
     serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = serve("vllm", lambda text: [None if "cold" in text else 1.0])
+    server = serve(lambda text: [None if "cold" in text else 1.0])
     texts, prefixes = [*ANSWERS, " ", "Good", "Yes."], [*[""] * 4, "Good", ""]
     samples = Samples(texts, prefixes=prefixes, prompts=[*PROMPTS, "a", "b", "\ud800"])
     scored = RemoteRewardModel(server.url).score(samples)["reward"]
@@ -216,7 +159,7 @@ def test_a_server_that_is_down_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_slow_reply_is_a_timeout(serve: Callable[..., Server]) -> None:
     given_up = threading.Event()
-    server = serve("vllm", lambda text: given_up.wait(120) and [1.0])
+    server = serve(lambda text: given_up.wait(120) and [1.0])
     try:
         with pytest.raises(ConnectionError, match="ReadTimeout"):
             RemoteRewardModel(server.url, timeout=1.0, patience=0).score(ANSWERS)
@@ -230,9 +173,9 @@ def test_a_slow_reply_is_a_timeout(serve: Callable[..., Server]) -> None:
         (b"<html>", "the reply is not JSON: <html>"),
         (b'{"data": [{"probs": [1.0]}]}', r"1 rows of \[1\] values, must be 3 rows of 1"),
         (b'{"data": [{"probs": [1.0, 2.0]}]}', r"1 rows of \[2\] values"),
-        (b'{"data": [{"embedding": [1.0]}]}', "is not one of api = 'vllm'"),
-        (b'{"data": [{"probs": ["high"]}]}', "is not one of api = 'vllm'"),
-        (b"[]", "is not one of api = 'vllm'"),
+        (b'{"data": [{"embedding": [1.0]}]}', "is not one of vLLM's /classify"),
+        (b'{"data": [{"probs": ["high"]}]}', "is not one of vLLM's /classify"),
+        (b"[]", "is not one of vLLM's /classify"),
         (Refusal(400, content=b"the model has no pooler"), "400, the model has no pooler"),
     ],
 )
@@ -249,9 +192,7 @@ def test_another_reply_is_an_error(
     ("options", "message"),
     [
         ({"address": "host:8000"}, "address must be a URL such as 'http://127.0.0.1:8000'"),
-        ({"api": "tgi"}, "api must be one of vllm, vllm_pooling, sglang, openrlhf, got 'tgi'"),
         ({"template": "chat"}, "is rendered by the model's tokenizer, but tokenizer is None"),
-        ({"api": "openrlhf", "tokenizer": "t"}, "/get_reward takes strings"),
         ({"weights": {"help": 1.0}}, "each key of weights must be one of reward, got 'help'"),
         ({"outputs": ()}, "outputs must be one or more distinct names"),
         ({"patience": -1}, "patience must be 0 seconds or more, got -1"),
