@@ -23,8 +23,6 @@ from tiny_models import save_judges, use_weights
 from transformers import AutoModelForCausalLM
 
 from ctrlreward import WordVectors
-from ctrlreward.command_line.reward_file import build_reward
-from ctrlreward.serving import RewardServer
 
 ROWS = """
 from datasets import Dataset
@@ -149,15 +147,6 @@ def small_reward_model(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(trl, "RewardConfig", lambda folder, **given: config(folder, **{**given, **own}))
 
 
-class HereServed(RewardServer):
-    """A `RewardServer` without its process, which `test_child_server.py` starts."""
-
-    def __enter__(self) -> Any:
-        return build_reward(Path(self.arguments[0]))
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 def verl(patch: pytest.MonkeyPatch) -> None:
     """Make a trainer of verl importable, whose validation returns the metrics of the page."""
 
@@ -195,9 +184,6 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         address = server.__enter__().address
         request.addfinalizer(lambda: server.__exit__(None, None, None))
         patch.setattr("ctrlreward.scorers.judge.check_address", lambda *_: address)
-    if page == "serving.md":
-        Path("reward.yaml").write_text(yaml_block(page, "components"))
-        patch.setattr("ctrlreward.serving.RewardServer", HereServed)
     if page == "style_transfer_metrics.md":
         tiny_data(patch, small)
     if page == "training.md":

@@ -305,8 +305,7 @@ def other_trainers() -> None:
     routes = trainer_options.TrainerRoutes(-1.0, constants={"sources": "broth"}, template=markers)
     options = serving.ServeOptions(serving.QueueOptions(window=0.0), token="secret")
     serving.create_app(reward, options, [trainer_routes.trainer_routes(routes, reward)])
-    child = serving.RewardServer("reward.yaml", options=["--grace", "5"])
-    assert (child.url, remote.url) == (None, "http://127.0.0.1:8700")
+    assert remote.url == "http://127.0.0.1:8700"
     lost: type[ConnectionError] = serving.ServerLost
     assert not issubclass(serving.OtherReward, lost | serving.ServerError)
 

@@ -1,5 +1,4 @@
 from .application import create_app as create_app
-from .child_server import RewardServer as RewardServer
 from .description import describe as describe
 from .description import differences as differences
 from .limits import QueueOptions as QueueOptions
