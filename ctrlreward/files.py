@@ -265,7 +265,7 @@ def require_same(
 
 def changed_items(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield the dotted key and the two values, as JSON, of each item that differs."""
-    sides = _flat(one), _flat(other)
+    sides = flat(one), flat(other)
     for key in {**sides[0], **sides[1]}:
         if not all(key in side for side in sides) or sides[0][key] != sides[1][key]:
             shown = (
@@ -274,13 +274,13 @@ def changed_items(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[
             yield key, *shown
 
 
-def _flat(value: Any, key: str = "") -> dict[str, Any]:
+def flat(value: Any, key: str = "") -> dict[str, Any]:
     """Return the values of nested mappings, and of lists with any, by dotted key."""
     if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         value = {str(i): item for i, item in enumerate(value)}
     if not isinstance(value, Mapping) or not value:
         return {key: value}
-    parts = (_flat(item, f"{key}.{name}" if key else name) for name, item in value.items())
+    parts = (flat(item, f"{key}.{name}" if key else name) for name, item in value.items())
     return {name: item for part in parts for name, item in part.items()}
 
 

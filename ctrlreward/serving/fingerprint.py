@@ -1,4 +1,4 @@
-"""Fingerprint of scorers: their settings and the revisions of their weights, as flat plain data."""
+"""Identity of scorers: a digest of their settings, package versions and weights."""
 
 from __future__ import annotations
 
@@ -6,54 +6,41 @@ import functools
 import hashlib
 import inspect
 import json
-import math
 import os
-import types
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 
+from ctrlreward.files import flat
 from ctrlreward.scorers.base import Scorer
-from ctrlreward.scorers.model_scorer import ModelScorer
 from ctrlreward.weights.dtypes import pick_dtype
 from ctrlreward.weights.sources import SHORT_NAMES, TRAINED_NAMES, VECTOR_NAMES, trained_folder
-
-Plain: TypeAlias = "bool | int | float | str | list[Plain] | None"
 
 # Settings of speed and device, which change a score by rounding at most, and of a server's client.
 _IGNORED = {"batch_tokens", "device", "batch_texts", "concurrency", "patience", "timeout"}
 _IGNORED |= {"outage", "outage_budget"}
-# Attributes that name weights; other strings do if they are an existing path.
+# Settings that name weights.
 _NAMES = {"model", "name", "encoder"}
 # Suffixes of files that decide what a model computes.
 _SUFFIXES = {".gguf", ".json", ".model", ".npy", ".safetensors", ".txt", ".jinja"}
-_SHOWN = 120  # characters of a list; of a longer one, its digest
-_KEYS = 32  # items of a collection; of a larger one, its digest
+_MOST = 32  # items of a collection; of a larger one, its digest
 
 
-def fingerprint(scorers: Mapping[str, Scorer], aggregate: object) -> dict[str, Plain]:
-    """Return everything that determines the scores of some scorers, by dotted key.
+def fingerprint(scorers: Mapping[str, Scorer], aggregate: object) -> dict[str, Any]:
+    """Return what determines the scores of some scorers, as plain values by dotted key.
 
-    Settings are the class of a scorer, its public attributes, and the arguments stored under
-    a private name. A device counts by the dtype that it implies, weights by the wheel, the cached
-    commit or the files, functions by their name, closure and defaults.
+    Settings are the class of a scorer and its public attributes, weights the wheel, the cached
+    commit or the content of the files. A device counts by the dtype that it implies, a function
+    by its name, the code by the versions of the packages.
     """
-    found: dict[str, Plain] = {}
-    for id_, scorer in scorers.items():
-        _walk(scorer, f"scorers.{id_}", found, ())
-    _walk(aggregate, "aggregate", found, ())
-    for package in ("ctrlreward", "torch", "transformers"):
-        found[f"versions.{package}"] = version(package)
-    return found
-
-
-def weights_identity(model: str) -> str:
-    """Return the identity of a model's weights: wheel, commit, or digest of its files."""
-    return _identity(model, "model")
+    packages = ("ctrlreward", "torch", "transformers")
+    versions = {package: version(package) for package in packages}
+    described = {"scorers": dict(scorers), "aggregate": aggregate, "versions": versions}
+    return flat(_as_json(described))
 
 
 def digest_of(value: object) -> str:
@@ -62,116 +49,15 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _walk(value: object, key: str, found: dict[str, Plain], above: tuple[int, ...]) -> None:
-    """Add the parts of a value to `found`, under keys that start with `key`."""
-    if id(value) in above:
-        return
-    if isinstance(value, str | os.PathLike):
-        parent, _, attribute = key.rpartition(".")
-        of_model = parent.endswith(".models")  # keys are the parts
-        found[key] = _identity(os.fspath(value), "model" if of_model else attribute)
-    elif (plain := _plain(value)) is not None:
-        short = len(json.dumps(plain)) <= _SHOWN
-        found[key] = plain[0] if short else f"sha256:{digest_of(plain)}"
-    elif isinstance(value, np.ndarray | torch.Tensor):
-        found[key] = _array_identity(value)
-    elif isinstance(value, torch.dtype | torch.device):
-        found[key] = str(value)
-    elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | np.ufunc):
-        module = getattr(value, "__module__", None)
-        found[key] = f"{module}.{getattr(value, '__qualname__', value.__name__)}"
-        bound: list[object] = []
-        if isinstance(value, types.FunctionType):
-            bound.extend(cell.cell_contents for cell in value.__closure__ or ())
-            bound.extend(value.__defaults__ or ())
-        if bound:
-            _walk(bound, f"{key}.bound", found, (*above, id(value)))
-    else:
-        inner: dict[str, Plain] = {}
-        for name, item in _parts(value):
-            _walk(item, f"{key}.{name}", inner, (*above, id(value)))
-        large = isinstance(value, Mapping | Sequence | Set) and len(value) > _KEYS
-        found.update({key: f"sha256:{digest_of(inner)}"} if large else inner)
-
-
-def _parts(value: Any) -> Iterator[tuple[object, object]]:
-    """Yield name and value of the parts of an object or a collection."""
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif isinstance(value, Set):
-        yield from enumerate(sorted(value, key=repr))
-    elif isinstance(value, Sequence):
-        yield from enumerate(value)
-    elif isinstance(value, functools.partial):
-        yield from {"function": value.func, "args": value.args, "keywords": value.keywords}.items()
-    elif isinstance(value, types.MethodType):
-        yield from {"function": value.__func__, "self": value.__self__}.items()
-    else:
-        yield "class", type(value)
-        if hasattr(value, "get_vocab"):  # a tokenizer
-            yield "vocabulary", value.get_vocab()
-        elif isinstance(value, torch.nn.Module):
-            yield "weights", {n: t for n, t in value.state_dict().items() if torch.is_tensor(t)}
-        else:
-            yield from _settings(value)
-
-
-def _settings(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the settings of an object: public attributes, and arguments under a private name."""
-    kept = getattr(value, "__dict__", {})
-    try:
-        arguments: Mapping[str, Any] = inspect.signature(type(value)).parameters
-    except (TypeError, ValueError):  # some classes of extension modules
-        arguments = {}
-    for name in sorted(kept):
-        public = name.removeprefix("_")
-        derived = isinstance(getattr(type(value), name, None), functools.cached_property)
-        if derived or public in _IGNORED or (name != public and public not in arguments):
-            continue
-        if public == "dtype" and isinstance(value, ModelScorer):
-            if isinstance(value.model, str):
-                yield "dtype", _used_dtype(value)
-            continue
-        yield public, kept[name]
-
-
-def _used_dtype(scorer: ModelScorer[Any]) -> str:
-    try:
-        return str(pick_dtype(scorer.dtype, scorer.device)).removeprefix("torch.")
-    except ValueError:  # a device that is not in this machine
-        return f"{scorer.dtype or 'default'} of {scorer.device}"
-
-
-def _plain(value: object) -> list[Plain] | None:
-    """Return plain data in a list, for JSON; None for anything else."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | str):
-        return [value]
-    if isinstance(value, float):
-        return [value if math.isfinite(value) else str(value)]
-    if isinstance(value, set | frozenset):
-        value = sorted(value, key=repr)
-    if isinstance(value, list | tuple):
-        items = [_plain(item) for item in value]
-        if all(item is not None for item in items):
-            return [[item[0] for item in items if item is not None]]
-    return None
-
-
-def _identity(name: str, attribute: str) -> str:
-    """Return a string; names of weights and paths are replaced by the identity of their content."""
-    wheel = SHORT_NAMES.get(name) or VECTOR_NAMES.get(name)
-    if attribute in _NAMES and wheel is not None:
-        return f"{name} of {wheel.name} {wheel.version} sha256:{wheel.sha256}"
-    trained = attribute in _NAMES and name in TRAINED_NAMES
-    path = trained_folder(name) if trained else Path(name)
-    if name[:1] == "~":
-        path = path.expanduser()
-    looks_like_a_path = attribute in _NAMES or os.sep in name or "." in name
-    if not name or not looks_like_a_path or not os.path.exists(path):
-        commit = _cached_commit(name) if attribute in ("model", "encoder") else None
-        return f"{name} at {commit}" if commit else name
+def weights_identity(model: str) -> str:
+    """Return the identity of a model's weights: wheel, commit, or digest of its files."""
+    wheel = SHORT_NAMES.get(model) or VECTOR_NAMES.get(model)
+    if wheel is not None:
+        return f"{model} of {wheel.name} {wheel.version} sha256:{wheel.sha256}"
+    path = trained_folder(model) if model in TRAINED_NAMES else Path(model).expanduser()
+    if not model or not path.exists():
+        commit = _cached_commit(model)
+        return f"{model} at {commit}" if commit else model
     digests = []
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         if file.is_file() and (file == path or file.suffix in _SUFFIXES):
@@ -179,6 +65,80 @@ def _identity(name: str, attribute: str) -> str:
                 digest = hashlib.file_digest(opened, "sha256").hexdigest()
             digests.append([file.name if file != path else "", digest])
     return f"sha256:{digest_of(digests)}"
+
+
+def _as_json(value: object) -> Any:
+    return json.loads(json.dumps(value, default=_plain), parse_constant=str)
+
+
+def _plain(value: Any) -> Any:
+    """Return what stands for a value that JSON lacks."""
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return _array_identity(value)
+    if isinstance(value, torch.nn.Module):
+        return {"class": _name_of(type(value)), **value.state_dict()}
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if hasattr(value, "__qualname__"):
+        return _name_of(value)
+    if isinstance(value, Set):
+        return sorted(value, key=repr)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, os.PathLike | torch.dtype | torch.device):
+        return str(value)
+    return {"class": _name_of(type(value)), **_settings(value)}
+
+
+def _name_of(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _settings(value: object) -> dict[str, Any]:
+    """Return public attributes, and arguments under a private name; of foreign classes plain ones.
+
+    The name of a model becomes the identity of its weights.
+    """
+    kept, settings = getattr(value, "__dict__", {}), {}
+    ours = isinstance(value, Scorer) or type(value).__module__.startswith("ctrlreward.")
+    arguments = inspect.signature(type(value)).parameters if ours else {}
+    for name in sorted(kept):
+        public, setting = name.removeprefix("_"), kept[name]
+        derived = isinstance(getattr(type(value), name, None), functools.cached_property)
+        if derived or public in _IGNORED or (name != public and public not in arguments):
+            continue
+        if isinstance(setting, Mapping):
+            setting = {str(key): item for key, item in setting.items()}
+        if isinstance(setting, list | tuple | dict | Set) and len(setting) > _MOST:
+            setting = f"sha256:{digest_of(_as_json(setting))}"
+        if public in _NAMES and isinstance(setting, str | os.PathLike):
+            setting = weights_identity(os.fspath(setting))
+        elif public == "models" and isinstance(setting, Mapping):
+            names = {k: v for k, v in setting.items() if isinstance(v, str)}
+            setting = {**setting, **{k: weights_identity(v) for k, v in names.items()}}
+        elif public == "dtype" and "device" in kept:
+            setting = _used_dtype(setting, kept["device"])
+        elif not ours and not _is_json(setting):
+            setting = _name_of(type(setting))
+        settings[public] = setting
+    return settings
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _used_dtype(dtype: str | None, device: str) -> str:
+    try:
+        return str(pick_dtype(dtype, device)).removeprefix("torch.")
+    except ValueError:  # a device that is not in this machine
+        return f"{dtype or 'default'} of {device}"
 
 
 def _cached_commit(name: str) -> str | None:
