@@ -144,7 +144,7 @@ def test_clients_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
             letters.calls.clear()  # which the test's scorer keeps
 
         assert slope_of(work, 5000, "serving") < MOST_KIB
-        assert app.state.requests.held_characters == 0
+        assert app.state.batcher.waiting == []
 
 
 def test_five_hundred_validations(tmp_path: Path) -> None:

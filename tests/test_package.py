@@ -190,11 +190,10 @@ print(*sorted(loaded - sys.stdlib_module_names))"""
 # Modules that an extra is for as a whole; whoever imports them asks for the extra first.
 EXTRA_ALONE = [
     "ctrlreward.lightning",
-    "ctrlreward.serving.trainer_routes",
+    "ctrlreward.serving.get_reward",
     "ctrlreward.serving.application",
-    "ctrlreward.serving.request_queue",
+    "ctrlreward.serving.batcher",
     "ctrlreward.serving.serving_metrics",
-    "ctrlreward.serving.request_queue",
 ]
 
 

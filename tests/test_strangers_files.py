@@ -20,7 +20,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctrlreward import Distinct, Perplexity, RemoteReward, Samples
+from ctrlreward import Distinct, Perplexity, Samples
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import read_config
@@ -199,7 +199,6 @@ def test_a_report_has_no_texts_of_other_folders(capsys: Captured) -> None:
         (Samples.from_jsonl, "rows.jsonl"),
         (lambda path: JsonLog(Path(path)).read(), "log.jsonl"),
         (LearnedAggregate.load, "description.json"),
-        (lambda path: RemoteReward("http://127.0.0.1:1", expect=path), "description.json"),
         (Rubric.load, "reward.yaml"),
         (Task.load, "reward.yaml"),
     ],

@@ -39,12 +39,6 @@ VERL = Client(
     "verl/",
     "none-any",
 )
-VERIFIERS = Client(
-    "verifiers==0.4.0",
-    "cf73b3089c12ff1e2471130153cfa93cfe9beb8b49abfb2ceb917658d99fefe2",
-    "verifiers/",
-    "none-any",
-)
 
 
 class Importer:

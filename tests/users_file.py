@@ -29,7 +29,7 @@ from ctrlreward.plots.curves import draw_front
 from ctrlreward.recipes.papers.ctrleval.evaluator_chart import bar_chart
 from ctrlreward.reward import AnyReward
 from ctrlreward.runs import read_stored_run
-from ctrlreward.serving import trainer_options, trainer_routes
+from ctrlreward.serving import get_reward
 
 Floats = npt.NDArray[np.float64]
 
@@ -301,10 +301,8 @@ def other_trainers() -> None:
     trl.as_reward_funcs(anywhere, sources)  # asks the server at its first call
     described = serving.describe(reward)
     assert serving.differences(described, serving.describe(reward)) == []
-    markers = trainer_options.TemplateMarkers("assistant: ")
-    routes = trainer_options.TrainerRoutes(-1.0, constants={"sources": "broth"}, template=markers)
-    options = serving.ServeOptions(serving.QueueOptions(window=0.0), token="secret")
-    serving.create_app(reward, options, [trainer_routes.trainer_routes(routes, reward)])
+    route = get_reward.GetReward(-1.0, constants={"sources": "broth"})
+    serving.create_app(reward, token="secret", get_reward=route)
     assert remote.url == "http://127.0.0.1:8700"
     lost: type[ConnectionError] = serving.ServerLost
     assert not issubclass(serving.OtherReward, lost | serving.ServerError)

@@ -1,8 +1,6 @@
 from .application import create_app as create_app
 from .description import describe as describe
 from .description import differences as differences
-from .limits import QueueOptions as QueueOptions
-from .limits import ServeOptions as ServeOptions
 from .remote_reward import RemoteReward as RemoteReward
 from .server_connection import OtherReward as OtherReward
 from .server_connection import ServerError as ServerError

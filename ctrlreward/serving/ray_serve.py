@@ -52,7 +52,7 @@ class RewardReplica:
     async def check_health(self) -> None:
         """Wait for the models, and raise unless requests are accepted."""
         await self._reward_app.state.loading
-        self._reward_app.state.requests.check_ready()
+        self._reward_app.state.batcher.check_ready()
 
 
 def serve_on_ray(

@@ -10,26 +10,23 @@ import socket
 import sys
 from contextlib import suppress
 from functools import partial
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.config_files import read_reward
 from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.extras import import_extra
 from ctrlreward.ray_cluster import RayServeOptions
-from ctrlreward.serving.limits import QueueOptions
 from ctrlreward.tables.parsing import read_bytes
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from ctrlreward.serving.trainer_options import TrainerRoutes
+    from ctrlreward.serving.get_reward import GetReward
 
 _DESCRIPTION = """Serve the reward of a YAML file over HTTP.
 
-The file is the `reward:` block of a recipe, or a whole recipe. /docs lists the routes."""
+The file is the `reward:` block of a recipe, or a whole recipe. /openapi.json has the routes."""
 
 _IDLE = 75  # seconds that an unused connection is kept: longer than clients keep one
 
@@ -37,7 +34,7 @@ _EXAMPLES = (
     "ctrlreward serve reward.yaml --device cuda:1 --port 8700",
     "ctrlreward serve configs/controlled_generation/sentiment_smollm2.yaml",
     "ctrlreward serve reward.yaml --host 0.0.0.0 --token_file token.txt",
-    "ctrlreward serve reward.yaml --trainers.failed_score=-1.0 --trainers.columns.labels=label",
+    "ctrlreward serve reward.yaml --get_reward.failed_score=-1.0 --get_reward.columns.labels=label",
     "ctrlreward serve reward.yaml --engine ray --replicas 4 --ray.num_gpus 1",
 )
 
@@ -45,25 +42,14 @@ _EXAMPLES = (
 def run(arguments: list[str]) -> None:
     """Serve until a SIGTERM or an interruption, which finish accepted requests."""
     with user_errors():
-        _check(arguments)
-        # From here on, PyTorch is imported.
+        for module in ("fastapi", "uvicorn", "prometheus_client"):
+            import_extra(module, "ctrlreward serve")
         from ctrlreward.command_line.parser import command_parser
 
         parser = command_parser("ctrlreward serve", "REWARD [options]", _DESCRIPTION, _EXAMPLES)
         parser.add_function_arguments(serve, as_group=False, as_positional=True)
         config = parser.parse_args(arguments)
         serve(**parser.instantiate(config).as_dict())
-
-
-def _check(arguments: list[str]) -> None:
-    """Check the names of options, and the file, before PyTorch is imported."""
-    known = list(signature(serve).parameters)
-    for argument in arguments:
-        name = argument[2:].partition("=")[0].partition(".")[0]
-        if argument.startswith("--") and name not in (*known, "help"):
-            raise ValueError(f"--{name} is not an option{did_you_mean(name, known, '--{}'.format)}")
-        if not argument.startswith("-") and Path(argument).suffix in (".yaml", ".yml"):
-            read_reward(Path(argument))
 
 
 def serve(
@@ -73,14 +59,13 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8700,
     token_file: Path | None = None,
-    queue: QueueOptions = QueueOptions(),  # noqa: B008 — it is frozen
+    waiting: int = 4096,
     body_bytes: int = 8 * 2**20,
-    body_seconds: float = 60.0,
     grace: int = 120,
-    trainers: TrainerRoutes | None = None,
+    get_reward: GetReward | None = None,
     engine: Literal["process", "ray"] = "process",
     replicas: int = 1,
-    ray: RayServeOptions = RayServeOptions(),  # noqa: B008 — likewise
+    ray: RayServeOptions = RayServeOptions(),  # noqa: B008 — it is frozen
 ) -> None:
     """Serve a reward.
 
@@ -93,21 +78,16 @@ def serve(
         port: Port to listen at; 0 picks a free one.
         token_file: File with the bearer token that clients must send. Without it, the environment
             variable CTRLREWARD_TOKEN is the token; without both, no token is needed.
-        queue: Sizes of batches and of the queue.
-        body_bytes: Longest body of a request; a longer one is rejected (413).
-        body_seconds: Longest time for the headers, and for the body, to arrive.
+        waiting: Most requests that wait; one more is refused (503).
+        body_bytes: Longest body of a request; a longer one is refused (413).
         grace: Seconds after a SIGTERM in which accepted requests are finished.
-        trainers: Options of the routes of OpenRLHF, slime, verl and NeMo Gym; null leaves these
-            routes out.
+        get_reward: Options of OpenRLHF's route /get_reward; null leaves it out.
         engine: "process" serves from this process, "ray" from replicas under Ray Serve, behind one
             address.
         replicas: Copies of the reward, each with its own queue and models. More than one needs Ray.
         ray: Cluster, resources of a replica, and its number of requests.
     """
-    for module in ("fastapi", "uvicorn", "prometheus_client"):
-        import_extra(module, "ctrlreward serve")
     from ctrlreward.serving.application import served_app
-    from ctrlreward.serving.limits import ServeOptions
     from ctrlreward.serving.ray_serve import serve_on_ray
 
     if replicas < 1 or (engine == "process" and replicas > 1):
@@ -115,7 +95,6 @@ def serve(
     if grace < 1:
         raise ValueError(f"grace must be at least 1 second, got {grace}")
     token = _token(token_file)
-    options = ServeOptions(queue, body_bytes, body_seconds, token)
     loopback = False
     with suppress(OSError, ValueError):
         loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
@@ -124,16 +103,22 @@ def serve(
             f"--host {host} is reached by other machines, which need a token. Pass --token_file, "
             "or set CTRLREWARD_TOKEN."
         )
+    options: dict[str, Any] = {
+        "token": token,
+        "waiting": waiting,
+        "body_bytes": body_bytes,
+        "get_reward": get_reward,
+    }
     block = read_reward(reward)
-    app = served_app(block, device, options, trainers)
+    app = served_app(block, device, **options)
     if engine == "process":
-        loaded = _serve(app, listen(host, port), grace, body_seconds)
+        loaded = _serve(app, listen(host, port), grace, waiting)
     else:
         if ray.address is None:  # Ray's proxy will listen on this machine
             with listen(host, port) as free:
                 port = free.getsockname()[1]
         on_node = device or ("cuda" if ray.num_gpus else None)
-        build = partial(served_app, block, on_node, options, trainers)
+        build = partial(served_app, block, on_node, **options)
         loaded = serve_on_ray(build, host, port, replicas, grace, ray)
     if not loaded:
         raise SystemExit(1)
@@ -166,11 +151,10 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _serve(app: FastAPI, listener: socket.socket, grace: int, header_seconds: float = 60.0) -> bool:
+def _serve(app: FastAPI, listener: socket.socket, grace: int, waiting: int) -> bool:
     """Serve until the process is asked to end; return False if the models can't be loaded."""
     import uvicorn
 
-    from ctrlreward.serving.limits import http_protocol
     from ctrlreward.serving.server_connection import url_of
 
     config = uvicorn.Config(
@@ -179,10 +163,11 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int, header_seconds: fl
         log_level="warning",
         timeout_graceful_shutdown=grace,
         timeout_keep_alive=_IDLE,
-        http=http_protocol(header_seconds),
+        limit_concurrency=2 * waiting,  # connections: probes are answered while requests wait
+        http="h11",  # which limits headers; httptools stores any number
     )
     server = uvicorn.Server(config)
-    loaded = True
+    batcher, loaded = app.state.batcher, True
     # uvicorn raises the signal again after its shutdown; without a handler the status is not 0.
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
@@ -192,7 +177,7 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int, header_seconds: fl
             await asyncio.sleep(0.01)
         print(f"serving on {url_of(*listener.getsockname()[:2])}", flush=True)
         await app.state.loading
-        loaded = app.state.requests.state != "failed"
+        loaded = batcher.state != "failed"
         if loaded:
             print("ready", flush=True)
         else:
@@ -200,10 +185,8 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int, header_seconds: fl
 
     async def main() -> None:
         reporting = asyncio.create_task(report())
-        try:
-            await server.serve([listener])
-        finally:
-            reporting.cancel()
+        await server.serve([listener])
+        reporting.cancel()
 
     try:
         asyncio.run(main())
@@ -213,8 +196,8 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int, header_seconds: fl
         signal.signal(signal.SIGTERM, previous)
         if app.state.loading.cancelled():  # a thread can't be ended in the middle of a model
             os._exit(0)
-        if (line := app.state.requests.left_at) is not None:
-            message = f"error: scoring did not end within --grace {grace}; it is at {line}"
+        if batcher.scoring:
+            message = f"error: scoring did not end within --grace {grace}"
             print(message, file=sys.stderr, flush=True)
             os._exit(1)
     return loaded

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
-import time
-import uuid
+import re
 from collections.abc import Mapping
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+import tenacity
 
 from ctrlreward.arguments import positive
+from ctrlreward.samples import Samples, records_of
 from ctrlreward.scorers.model_servers import LOOPBACK, check_address, retry_after
-from ctrlreward.serving.contract import FINGERPRINT_HEADER, PROTOCOL, dumps
+from ctrlreward.serving.contract import PROTOCOL, ScoreReply, dumps
 from ctrlreward.serving.description import differences
-from ctrlreward.serving.limits import CLIENT_HEADER, check_token
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +31,7 @@ _CONNECT = 10  # seconds to open one
 # a server that never has, which is probably not running.
 _PATIENCE = 120.0
 _UNREACHED = 3.0
+_BACKOFF = tenacity.wait_exponential(multiplier=0.1, max=10)
 _SHOWN = 12  # differences in an error
 
 
@@ -50,10 +50,9 @@ class ServerError(RuntimeError):
 class _Transient(Exception):
     """An attempt that may be repeated, after the seconds requested by the server, if any."""
 
-    def __init__(self, reason: str, wait: float | None = None, reached: bool = True) -> None:
+    def __init__(self, reason: str, wait: float = 0.0, reached: bool = True) -> None:
         super().__init__(reason)
-        self.wait = wait
-        self.reached = reached
+        self.wait, self.reached = wait, reached
 
 
 class ServerConnection:
@@ -91,8 +90,10 @@ class ServerConnection:
         return self.connect() if self._description is None else self._description
 
     def connect(self) -> dict[str, Any]:
-        """Wait until the server is ready and return the description of its reward; see `post`."""
-        found = self._send("GET", "/reward")
+        """Wait until the server is ready and return the description of its reward."""
+        found = self._send("GET", "/ready")
+        if found == {"status": "ready"}:
+            raise ServerError(f"the reward server {self.url} needs its token")
         if not isinstance(found, dict) or found.get("protocol") != PROTOCOL:
             spoken = found.get("protocol") if isinstance(found, dict) else None
             raise ServerError(
@@ -105,10 +106,16 @@ class ServerConnection:
         self._description = found
         return found
 
-    def post(self, path: str, body: object) -> Any:
-        """Send a body and return the value of the reply."""
+    def score(self, samples: Samples) -> ScoreReply:
+        """Return the rewards of the reward that this is connected to."""
         expected = self.description["fingerprint_id"]
-        return self._send("POST", path, dumps(body), expected)
+        body = dumps({"samples": records_of(samples)})
+        reply = ScoreReply.model_validate(self._send("POST", "/score", body))
+        if reply.fingerprint != expected:
+            self.connect()  # raises with the difference
+            line = f"fingerprint_id: found {reply.fingerprint}"
+            raise OtherReward(_unlike(self.url, "connected to", [line]))
+        return reply
 
     def close(self) -> None:
         """Close the connections of this process; a later request opens new ones."""
@@ -124,8 +131,7 @@ class ServerConnection:
             if token:
                 check_token(token)
             made = httpx2.Client(
-                headers={CLIENT_HEADER: uuid.uuid4().hex}
-                | ({"Authorization": f"Bearer {token}"} if token else {}),
+                headers={"Authorization": f"Bearer {token}"} if token else None,
                 timeout=httpx2.Timeout(self.timeout, connect=_CONNECT),
                 limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE),
                 trust_env=address.hostname not in LOOPBACK,
@@ -136,39 +142,32 @@ class ServerConnection:
             client = self._clients.setdefault(os.getpid(), made)
         return client
 
-    def _send(
-        self, method: str, path: str, content: bytes | None = None, expected: str | None = None
-    ) -> Any:
-        """Return the value of a reply with the expected fingerprint; repeat until patience ends."""
-        started, number = time.monotonic(), 0
-        while True:
-            try:
-                return self._attempt(method, path, content, expected)
-            except _Transient as error:
-                tried = time.monotonic() - started
-                unreached = not error.reached and self._description is None
-                patience = self.patience or (_UNREACHED if unreached else _PATIENCE)
-                pause = error.wait or _backoff(number)
-                if tried + pause >= patience:
-                    raise self._lost(error, unreached, tried) from error
-                if number == 0:
-                    log.warning("waiting for %s: %s", self.url, error)
-            time.sleep(pause)
-            number += 1
-
-    def _lost(self, error: _Transient, unreached: bool, tried: float) -> ServerLost:
-        if unreached and self.patience is None:
-            return ServerLost(
-                f"there is no reward server at {self.url}: {error}; tried for {tried:.0f} s. Start "
-                "one with `ctrlreward serve reward.yaml`, or set patience=SECONDS to wait for it."
-            )
-        return ServerLost(
-            f"the reward server {self.url} was lost: {error}; tried for {tried:.0f} s of patience "
-            f"= {self.patience or _PATIENCE:g}. Start it with `ctrlreward serve`, correct the URL, "
-            "or increase patience."
+    def _send(self, method: str, path: str, content: bytes | None = None) -> Any:
+        """Return the value of a reply; repeat while it is transient, until patience ends."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_Transient),
+            wait=_pause,
+            stop=lambda state: tenacity.stop_before_delay(self._patience_for(state))(state),
+            before_sleep=self._tell,
+            reraise=True,
         )
+        try:
+            return retrying(self._attempt, method, path, content)
+        except _Transient as error:
+            raise ServerLost(
+                f"the reward server {self.url} was lost: {error}. Start it with `ctrlreward serve "
+                "reward.yaml`, correct the URL, or set a longer patience."
+            ) from error
 
-    def _attempt(self, method: str, path: str, content: bytes | None, expected: str | None) -> Any:
+    def _patience_for(self, state: tenacity.RetryCallState) -> float:
+        unreached = not _error_of(state).reached and self._description is None
+        return self.patience or (_UNREACHED if unreached else _PATIENCE)
+
+    def _tell(self, state: tenacity.RetryCallState) -> None:
+        if state.attempt_number == 1:
+            log.warning("waiting for %s: %s", self.url, _error_of(state))
+
+    def _attempt(self, method: str, path: str, content: bytes | None) -> Any:
         headers = {"Content-Type": "application/json"} if content is not None else None
         try:
             response = self._client().request(
@@ -181,19 +180,17 @@ class ServerConnection:
             ) from error
         except httpx2.RequestError as error:
             raise _Transient(f"{type(error).__name__}: {error}", reached=False) from error
-        found = response.headers.get(FINGERPRINT_HEADER)
-        if expected not in (None, found) and (found is not None or response.is_success):
-            self.connect()  # raises with the difference
-            raise OtherReward(_unlike(self.url, "connected to", [f"fingerprint_id: found {found}"]))
-        if response.status_code in (429, 503) or _lost_behind_proxy(response, expected):
-            raise _Transient(_message(response), retry_after(response))
+        detail = _detail(response)
+        # An error without our `detail` is a proxy's, such as Ray Serve's, whose server has ended.
+        lost = (404, 500, 502, 504) if self._description else (500, 502, 504)
+        message = detail or f"{response.status_code} {response.reason_phrase}"
+        if response.status_code == 503 or (response.status_code in lost and detail is None):
+            raise _Transient(message, retry_after(response) or 0.0)
         if response.status_code == 422:
-            raise ValueError(_message(response))
-        if response.status_code == 401:
-            raise ServerError(f"the reward server {self.url} refuses the request. Pass its token.")
+            raise ValueError(message)
         if not response.is_success:
             status = f"{method} {path}: {response.status_code}"
-            raise ServerError(f"the reward server {self.url}, {status}, {_message(response)}")
+            raise ServerError(f"the reward server {self.url}, {status}, {message}")
         try:
             return json.loads(response.content)
         except (ValueError, RecursionError) as error:
@@ -202,24 +199,22 @@ class ServerConnection:
             ) from None
 
 
-def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:
-    """Return True for the error of a proxy, such as Ray Serve's, whose server has ended.
-
-    A reply of the server has a fingerprint; before it has one, an error has a `detail`. Once it
-    has replied, a 404 means that the proxy does not have the route now.
-    """
-    lost = (500, 502, 504) if expected is None else (404, 500, 502, 504)
-    from_proxy = response.status_code in lost and FINGERPRINT_HEADER not in response.headers
-    return from_proxy and _detail(response) is None
+def check_token(token: str) -> None:
+    """Raise a ValueError if a header can't carry a token."""
+    if not re.fullmatch("[!-~]+", token):
+        raise ValueError("the token must be ASCII letters and digits, and not empty")
 
 
-# Not training's random generator, whose next number would depend on the network.
-_random = random.SystemRandom()
+def _error_of(state: tenacity.RetryCallState) -> _Transient:
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    assert isinstance(error, _Transient)
+    return error
 
 
-def _backoff(number: int) -> float:
-    """Return the seconds after a failed attempt, 0.1 and twice as many each time, with jitter."""
-    return min(0.1 * 2.0 ** min(number, 7), 10.0) * _random.uniform(0.5, 1.0)
+def _pause(state: tenacity.RetryCallState) -> float:
+    """Return the seconds before the next attempt: as the server asks, or growing."""
+    return _error_of(state).wait or _BACKOFF(state)
 
 
 def _detail(response: httpx2.Response) -> str | None:
@@ -229,10 +224,6 @@ def _detail(response: httpx2.Response) -> str | None:
         return detail if isinstance(detail, str) else "; ".join(item["msg"] for item in detail)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _message(response: httpx2.Response) -> str:
-    return _detail(response) or f"{response.status_code} {response.reason_phrase}"
 
 
 def _unlike(url: str, relation: str, lines: list[str]) -> str:

@@ -13,7 +13,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class ServingMetrics:
     """Counters of one server, in a separate registry."""
 
-    def __init__(self, waiting_characters: Callable[[], float], ready: Callable[[], bool]) -> None:
+    def __init__(self, waiting: Callable[[], float], ready: Callable[[], bool]) -> None:
         registry = self._registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
@@ -21,7 +21,7 @@ class ServingMetrics:
 
         self._requests = Counter(
             "ctrlreward_requests",
-            "Replies by route and HTTP status; 499: the client hung up.",
+            "Replies by route and HTTP status.",
             ("route", "status"),
             registry=registry,
         )
@@ -32,7 +32,7 @@ class ServingMetrics:
         self._wait = histogram("queue_wait_seconds", "Time of a request in the queue.", _SECONDS)
         self._scoring = histogram("scoring_seconds", "Time of scoring a batch.", _SECONDS)
         for name, text, value in (
-            ("waiting_characters", "Characters waiting or being scored.", waiting_characters),
+            ("waiting_requests", "Requests that wait.", waiting),
             ("ready", "1 while requests are accepted.", lambda: float(ready())),
         ):
             Gauge(f"ctrlreward_{name}", text, registry=registry).set_function(value)

@@ -122,40 +122,15 @@ def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Any]]:
-    """Return a function that serves a reward with the routes of trainers, if it gets options."""
+    """Return a function that serves a reward, with OpenRLHF's route if it gets options."""
     from serving.conftest import running
 
     from ctrlreward.serving.application import create_app
-    from ctrlreward.serving.limits import ServeOptions
-    from ctrlreward.serving.trainer_options import TrainerRoutes
-    from ctrlreward.serving.trainer_routes import trainer_routes
+    from ctrlreward.serving.get_reward import GetReward
 
     with ExitStack() as servers:
 
-        def start(reward: Reward, trainers: TrainerRoutes | None = None) -> Any:
-            routers = [] if trainers is None else [trainer_routes(trainers, reward)]
-            app = create_app(reward, ServeOptions(), routers)
-            return servers.enter_context(running(app))
+        def start(reward: Reward, options: GetReward | None = None) -> Any:
+            return servers.enter_context(running(create_app(reward, get_reward=options)))
 
         yield start
-
-
-@pytest.fixture
-def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, int], list[Any]]:
-    """Return a function whose server has a full queue at first; it returns the requests."""
-    from ctrlreward.serving.contract import Refusal
-
-    def at_first(server: Any, refusals: int) -> list[Any]:
-        queue = server.app.state.requests
-        score, seen = queue.score, []
-
-        async def full_at_first(*given: Any, **more: Any) -> Any:
-            seen.append(given)
-            if len(seen) <= refusals:
-                raise Refusal(429, "full", 30)
-            return await score(*given, **more)
-
-        monkeypatch.setattr(queue, "score", full_at_first)
-        return seen
-
-    return at_first

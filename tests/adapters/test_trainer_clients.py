@@ -1,4 +1,4 @@
-"""Requests of the trainers' own code: OpenRLHF, verl and verifiers from their wheels.
+"""Requests of the trainer's own code: OpenRLHF from its wheel.
 
 OpenRLHF's experience is made from the replies by its own code.
 """
@@ -6,30 +6,22 @@ OpenRLHF's experience is made from the replies by its own code.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 import torch
-from pydantic import BaseModel
-from trainer_clients import OPENRLHF, VERIFIERS, VERL, Importer
+from trainer_clients import OPENRLHF, Importer
 
 from ctrlreward import Reward, Samples
-from ctrlreward.serving.trainer_options import TemplateMarkers, TrainerRoutes
+from ctrlreward.serving.get_reward import GetReward
 
 EOS = "<eos>"
 PROMPT = "cd"
 TEXTS = ["ab", "f", "aab", "b"]
-OPTIONS = TrainerRoutes(
-    -9.0,
-    columns={"prefixes": "prompt"},
-    special_tokens=(EOS,),
-    template=TemplateMarkers("<end>\n<bot>", "<end>\n", "<user>"),
-)
+OPTIONS = GetReward(-9.0, columns={"prefixes": "prompt"}, special_tokens=(EOS,))
 
 
 class Tokenizer:
@@ -43,10 +35,6 @@ class Tokenizer:
 
     def decode(self, ids: Any, **_: Any) -> str:
         return "".join(EOS if i == 0 else chr(i) for i in ids)
-
-    def apply_chat_template(self, chat: list[dict[str, str]], **_: Any) -> str:
-        roles = {"user": "user", "assistant": "bot"}
-        return "".join(f"<{roles[m['role']]}>{m['content']}<end>\n" for m in chat)
 
 
 class Engine:
@@ -120,134 +108,3 @@ def test_openrlhf_makes_its_experience(serve, reward, openrlhf) -> None:
     logged = {name: torch.tensor(values, dtype=torch.float) for name, values in again.info.items()}
     assert logged["failed"].flatten().tolist() == [0.0, 1.0, 0.0, 0.0]
     assert all(values.isfinite().all() for values in logged.values())
-
-
-class Data:
-    """One item of verl's `DataProto`."""
-
-    def __init__(self, text: str) -> None:
-        ids = torch.tensor([*map(ord, text), 0])
-        self.batch = {"responses": ids, "attention_mask": torch.ones(len(ids), dtype=torch.long)}
-        self.non_tensor_batch = {"raw_prompt": [{"role": "user", "content": PROMPT}]}
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, _: Any) -> Data:
-        return self
-
-
-@pytest.fixture
-def disrm(importer: Callable[[Any], Importer]) -> Callable[..., Any]:
-    found = importer(VERL)
-    found.absent("ray", "ray.actor", "omegaconf", "tensordict", "verl.protocol", "verl.utils")
-    found.absent("verl.single_controller.ray.base", "verl.trainer.ppo.reward", "verl.utils.fs")
-    found.absent("verl.utils.ray_utils", "verl.experimental.reward_loop.reward_model")
-    worker_class = found.module("experimental.reward_loop.reward_loop").RewardLoopWorker
-
-    def score(url: str, text: str) -> float:
-        worker = object.__new__(worker_class)
-        worker.input_tokenizer = worker.reward_model_tokenizer = Tokenizer()
-        worker.reward_router_address = url.removeprefix("http://")
-        model = SimpleNamespace(enable=True, model_path="m", rollout=SimpleNamespace(name="vllm"))
-        function = SimpleNamespace(path=None)
-        reward = SimpleNamespace(reward_model=model, custom_reward_function=function)
-        worker.config = SimpleNamespace(reward=reward)
-        return asyncio.run(worker.compute_score(Data(text)))["reward_score"]
-
-    return score
-
-
-def test_verl_gets_the_rewards_of_the_process(serve, reward, disrm) -> None:
-    url = serve(reward, OPTIONS).url
-    assert [disrm(url, text) for text in TEXTS] == totals_of(reward)
-
-
-def test_verl_asks_again_while_the_queue_is_full(serve, reward, disrm, refuse) -> None:
-    server = serve(reward, TrainerRoutes(**{**vars(OPTIONS), "patience": 0.0}))
-    seen = refuse(server, 1)
-    assert disrm(server.url, "ab") == totals_of(reward)[0]
-    assert len(seen) == 2
-
-
-def test_verl_gives_up_at_once_on_a_text_without_markers(serve, reward, disrm) -> None:
-    server = serve(reward, TrainerRoutes(-9.0, template=TemplateMarkers("<other>")))
-    with pytest.raises(aiohttp.ClientResponseError, match="422"):
-        disrm(server.url, "ab")
-
-
-class Message:
-    """Message of a trace, as far as the client reads it."""
-
-    def __init__(self, content: str) -> None:
-        self.content, self.reasoning_content = content, None
-        self.tool_calls, self.provider_state = None, None
-
-
-class Assistant(Message):
-    pass
-
-
-class GymData(BaseModel):
-    """Base of the client's data."""
-
-
-class Task:
-    """Base of the client's tasks."""
-
-    def __class_getitem__(cls, _: Any) -> type[Task]:
-        return cls
-
-    def __init__(self, data: Any, config: Any) -> None:
-        self.data, self.config = data, config
-
-
-@pytest.fixture
-def nemo_gym(importer: Callable[[Any], Importer]) -> Any:
-    """verifiers' client of NeMo Gym: its requests and what it makes of the replies."""
-    found = importer(VERIFIERS)
-    names = "task taskset trace types state runtimes mcp envs.single_agent dialects.responses"
-    modules = [f"verifiers.v1.{name}" for name in (*names.split(), "harnesses.utils.mcp")]
-    found.absent("mcp", "mcp.types", "mcp.server", "mcp.server.mcpserver", *modules)
-    data = ("TaskConfig", "TaskData", "State", "TasksetConfig", "SharedToolsetConfig")
-    bases: dict[str, type] = dict.fromkeys(data, GymData)
-    bases |= dict.fromkeys(("Task", "Taskset", "Toolset", "SingleAgentEnv"), Task)
-    bases |= {"AssistantMessage": Assistant, "ToolMessage": type("ToolMessage", (), {})}
-    for module in modules:
-        for name, base in bases.items():
-            setattr(sys.modules[module], name, base)
-    return found.module("v1.tasksets.nemo_gym.taskset")
-
-
-def test_nemo_gym_masks_a_failed_sample(nemo_gym, serve, reward) -> None:
-    """In place of a `failed_score`: the client gets why, and the sample is left out."""
-    url = serve(reward, OPTIONS).url
-    config = nemo_gym.NeMoGymTaskConfig(resources_url=url)
-
-    async def roll_out(text: str) -> Any:
-        row = {"responses_create_params": {"input": [{"role": "user", "content": PROMPT}]}, "id": 7}
-        task = nemo_gym.NeMoGymTask(nemo_gym.NeMoGymData(row=row), config)
-        trace = SimpleNamespace(id="t", info={}, metrics={})
-        trace.state = nemo_gym.NeMoGymState()
-        trace.record_metric = trace.metrics.__setitem__
-        nodes = [(Message(PROMPT), False), (Assistant(text), True)]
-        nodes = [SimpleNamespace(message=m, sampled=s, timestamp=0.0) for m, s in nodes]
-        trace.branches = [SimpleNamespace(nodes=nodes)]
-        await task.setup(trace, None)
-        return await task.nemo_gym(trace), trace
-
-    results = [asyncio.run(roll_out(text)) for text in TEXTS]
-    batch = reward(Samples([PROMPT + text for text in TEXTS]))
-    for (value, trace), total, failed in zip(results, batch.total, batch.failed, strict=True):
-        assert value == pytest.approx(0.0 if failed else total)
-        assert trace.info["nemo_gym"]["mask_sample"] is bool(failed)
-        assert trace.info["nemo_gym"]["id"] == 7
-        # NeMo RL raises unless the parts sum up to the reward, and reads a missing one as 0.
-        parts = trace.info["nemo_gym"]["reward_components"]
-        assert list(parts) == ["share", "length"]
-        assert sum(parts.values()) == pytest.approx(value, rel=1e-5)
-    assert results[0][1].info["nemo_gym"]["reward_components"]["share"] == pytest.approx(2 / 4)
-    shares = [trace.metrics.get("share") for _, trace in results]
-    assert shares == [pytest.approx(1 / 4), None, pytest.approx(2 / 5), 0.0]
-    failure = results[1][1].info["nemo_gym"]
-    assert failure["failure_reason"] == "no finite score of share"

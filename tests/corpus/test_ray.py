@@ -29,7 +29,6 @@ from ctrlreward import RemoteReward, Samples
 from ctrlreward.corpus.ray_data import BatchScorer, score_dataset
 from ctrlreward.ray_cluster import RayServeOptions, connect_ray
 from ctrlreward.serving.application import served_app
-from ctrlreward.serving.limits import ServeOptions
 from ctrlreward.serving.ray_serve import RewardReplica, _check_resources
 from ctrlreward.tables.table_columns import Columns
 
@@ -135,7 +134,7 @@ def test_bad_options(bad: dict[str, float]) -> None:
 def test_a_node_that_lacks_the_reward_says_what_to_install() -> None:
     """The file was read on another node, so the mistake is not in it."""
     block = {"components": {"a": {"scorer": "absent.Scorer"}}}
-    build = partial(served_app, block, None, ServeOptions(), None)
+    build = partial(served_app, block)
     with pytest.raises(RuntimeError, match=r"can't be built on this node \(.*absent.*Install"):
         RewardReplica(build, 1).__serve_build_asgi_app__()
 
@@ -190,7 +189,7 @@ class RayServer:
 def server(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
     folder = tmp_path_factory.mktemp("ray_serve")
     options = ["--replicas=2", "--ray.num_cpus=0.9", f"--ray.address={ray_cluster.address}"]
-    trainers = ["--trainers.failed_score=-1.0", "--trainers.columns.labels=label"]
+    trainers = ["--get_reward.failed_score=-1.0", "--get_reward.columns.labels=label"]
     server = RayServer(folder, REWARD, *options, *trainers)
     yield server
     server.process.end(signal.SIGKILL)

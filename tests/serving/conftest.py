@@ -13,12 +13,11 @@ from typing import Any
 import httpx2
 import pytest
 import uvicorn
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from letter_scorers import Letters, Rank
 
 from ctrlreward import Reward
 from ctrlreward.serving.application import create_app
-from ctrlreward.serving.limits import ServeOptions, http_protocol
 from ctrlreward.serving.serve import listen
 
 
@@ -71,12 +70,10 @@ uvicorn.server.asyncio = Quick()
 
 
 @contextmanager
-def running(app: FastAPI, wait: bool = True, seconds: float = 60) -> Iterator[LiveServer]:
+def running(app: FastAPI, wait: bool = True) -> Iterator[LiveServer]:
     """Run an application by uvicorn in a thread on a free port."""
     listener = listen("127.0.0.1", 0)
-    config = uvicorn.Config(
-        app, log_level="info", lifespan="on", log_config=None, http=http_protocol(seconds)
-    )
+    config = uvicorn.Config(app, log_level="info", lifespan="on", log_config=None, http="h11")
     for name in ("uvicorn", "uvicorn.access"):  # a server of the command has its own handlers
         logging.getLogger(name).propagate = True
     server = uvicorn.Server(config)
@@ -110,13 +107,7 @@ def live_server() -> Iterator[Callable[..., LiveServer]]:
     """A function that serves a reward; all servers end with the test."""
     with ExitStack() as servers:
 
-        def start(
-            reward: Reward,
-            options: ServeOptions = ServeOptions(),  # noqa: B008 — it is frozen
-            routers: tuple[APIRouter, ...] = (),
-            wait: bool = True,
-        ) -> LiveServer:
-            app = create_app(reward, options, routers)
-            return servers.enter_context(running(app, wait, options.body_seconds))
+        def start(reward: Reward, wait: bool = True, **options: Any) -> LiveServer:
+            return servers.enter_context(running(create_app(reward, **options), wait))
 
         yield start

@@ -9,21 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fastapi import APIRouter, Request
 
 from ctrlreward import Accuracy, LexiconSentiment, Reward, Samples
 from ctrlreward.samples import records_of
 from ctrlreward.scorers.base import Scores
-from ctrlreward.serving.contract import FINGERPRINT_HEADER
-from ctrlreward.serving.limits import ServeOptions
+from ctrlreward.serving.description import describe
+from ctrlreward.serving.get_reward import GetReward
 
 Start = Callable[..., Any]
 
-SAMPLES = Samples(["soup", "", "noon", "a b"], labels=["o", "o", "n", "x"])
+SAMPLES = Samples(["soup", "", "noon"], labels=["o", "o", "n"])
 
 
 def test_labels_of_several_attributes(live_server: Start) -> None:
-    """As an object over HTTP, for a scorer of each attribute; a wrong one fails alone."""
+    """As an object over HTTP, for a scorer of each attribute."""
 
     class Mentions:
         labels = ("soup", "trip")
@@ -34,40 +33,21 @@ def test_labels_of_several_attributes(live_server: Start) -> None:
     sentiment = LexiconSentiment("accuracy", attribute="sentiment")
     topic = Accuracy(Mentions(), attribute="topic")["label_probability"]
     reward = Reward({"sentiment": sentiment, "topic": topic}, aggregate="geometric_mean")
-    texts = ["A lovely soup.", "An awful soup.", "A lovely trip.", "A lovely soup."]
-    labels = [{"sentiment": "positive", "topic": name} for name in ("soup", "soup", "trip", "tea")]
+    texts = ["A lovely soup.", "An awful soup.", "A lovely trip."]
+    labels = [{"sentiment": "positive", "topic": name} for name in ("soup", "soup", "trip")]
     samples = [{"text": t, "label": label} for t, label in zip(texts, labels, strict=True)]
     client = live_server(reward).client
     results = client.post("/score", json={"samples": samples}).json()["results"]
-    assert [result["total"] for result in results] == pytest.approx(
-        [0.75**0.5, 0.0, 0.5**0.5, None]
-    )
-    assert results[3]["failed"]
-    assert "'tea' of the attribute 'topic' is not a label of the classif" in results[3]["error"]
-    here = reward(texts[:3], labels=labels[:3]).total
-    assert [result["total"] for result in results[:3]] == here.tolist()
+    totals = [result["total"] for result in results]
+    assert totals == pytest.approx([0.75**0.5, 0.0, 0.5**0.5])
+    assert totals == reward(texts, labels=labels).total.tolist()
+    samples[1]["label"]["topic"] = "tea"
+    reply = client.post("/score", json={"samples": samples})
+    assert reply.status_code == 422
+    assert "'tea' of the attribute 'topic' is not a label of the classif" in reply.json()["detail"]
     del samples[1]["label"]["topic"]
-    results = client.post("/score", json={"samples": samples}).json()["results"]
-    assert "does not name the attribute 'topic'" in results[1]["error"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status", "place"),
-    [
-        ("/scorers/7/score", {"samples": [], "names": []}, 404, None),
-        ("/scorers/0/score", {"samples": [], "names": ["lenght"]}, 422, ["names", 0]),
-        ("/scorers/0/fold", {"name": "length", "parts": []}, 422, ["name"]),
-        ("/scorers/0/fold", {"name": "letters", "parts": [[1.0]]}, 422, ["parts"]),
-        ("/nowhere", {}, 404, None),
-    ],
-)
-def test_unknown_names_are_named(
-    live_server: Start, reward: Reward, path: str, body: Any, status: int, place: Any
-) -> None:
-    reply = live_server(reward).client.post(path, json=body)
-    assert reply.status_code == status
-    if place:
-        assert reply.json()["detail"][0]["loc"] == ["body", *place]
+    reply = client.post("/score", json={"samples": samples})
+    assert "does not name the attribute 'topic'" in reply.json()["detail"]
 
 
 def test_a_small_reply_is_sent_at_once(live_server: Start, reward: Reward) -> None:
@@ -81,34 +61,24 @@ def test_a_small_reply_is_sent_at_once(live_server: Start, reward: Reward) -> No
         assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_every_reply_has_the_fingerprint(live_server: Start, reward: Reward) -> None:
+def test_a_reply_has_the_fingerprint(live_server: Start, reward: Reward) -> None:
     client = live_server(reward).client
-    described = client.get("/reward").json()
-    assert described["components"] == {
-        "letters": {"scorer": "0", "score": "letters"},
-        "length": {"scorer": "0", "score": "length"},
-    }
-    replies = [
-        client.get("/health"),
-        client.get("/nowhere"),
-        client.post("/score", content=b"{"),
-        client.post("/score", json=[]),
-        client.post("/score", json={"samples": records_of(SAMPLES)}),
-    ]
-    for reply in replies:
-        assert reply.headers[FINGERPRINT_HEADER] == described["fingerprint_id"]
+    described = client.get("/ready").json()
+    assert described == {"status": "ready", **describe(reward)}
+    reply = client.post("/score", json={"samples": records_of(SAMPLES)}).json()
+    assert reply["fingerprint"] == described["fingerprint_id"]
 
 
 def test_the_routes_are_described(live_server: Start, reward: Reward) -> None:
-    client = live_server(reward).client
-    assert client.get("/docs").status_code == 200
+    client = live_server(reward, get_reward=GetReward(-1.0, constants={"labels": "o"})).client
     page = client.get("/openapi.json").json()
     paths, schemas = page["paths"], page["components"]["schemas"]
+    assert set(paths) == {"/score", "/get_reward", "/health", "/ready", "/metrics"}
     content = paths["/score"]["post"]["requestBody"]["content"]["application/json"]
     assert content["schema"] == {"$ref": "#/components/schemas/ScoreBody"}
     assert schemas["ScoreBody"]["required"] == ["samples"]
     assert schemas["Sample"]["required"] == ["text"]
-    assert {"/reward", "/health", "/ready", "/metrics"} <= set(paths)
+    assert client.get("/docs").status_code == 404
 
 
 def test_a_server_that_loads_is_alive_but_not_ready(
@@ -141,28 +111,19 @@ def test_a_server_that_can_not_load_says_why(
 
 
 def test_a_token_is_needed_where_there_is_one(live_server: Start, reward: Reward) -> None:
-    options = ServeOptions(token="s3cret")
-    client = live_server(reward, options).client
-    for headers in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "Basic s3cret"}):
-        refused = client.post("/score", json={"samples": []}, headers=headers)
-        assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
+    client = live_server(reward, token="s3cret").client
+    wrong = ("Bearer s3cre", "Bearer s3cret2", "Basic s3cret", "Bearer \u00e9", "s3cret")
+    for headers in ({}, *({"Authorization": value.encode()} for value in wrong)):
+        for asked in (
+            client.post("/score", json={"samples": []}, headers=headers),
+            client.get("/metrics", headers=headers),
+        ):
+            assert (asked.status_code, asked.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert client.get("/ready", headers=headers).json() == {"status": "ready"}
     headers = {"Authorization": "Bearer s3cret"}
     assert client.post("/score", json={"samples": []}, headers=headers).status_code == 200
+    assert client.get("/ready", headers=headers).json()["weights"] == reward.weights
     assert client.get("/health").status_code == 200
-    assert client.get("/reward").status_code == 401
-
-
-def test_further_routes_score_with_the_queue(live_server: Start, reward: Reward) -> None:
-    router = APIRouter()
-
-    @router.post("/bare")
-    async def bare(request: Request) -> float:
-        samples = Samples([(await request.json())["text"]], labels=["o"])
-        scored = await request.app.state.requests.score(samples)
-        return float(scored.batch.total[0])
-
-    client = live_server(reward, routers=(router,)).client
-    assert client.post("/bare", json={"text": "soup"}).json() == pytest.approx(0.3 + 0.4)
 
 
 def test_metrics_count_replies_samples_and_failures(live_server: Start, reward: Reward) -> None:
@@ -172,12 +133,12 @@ def test_metrics_count_replies_samples_and_failures(live_server: Start, reward: 
     expected = {
         'ctrlreward_requests_total{route="/score",status="200"} 1.0',
         'ctrlreward_requests_total{route="/score",status="422"} 1.0',
-        "ctrlreward_samples_total 4.0",
+        "ctrlreward_samples_total 3.0",
         "ctrlreward_failed_samples_total 1.0",
-        "ctrlreward_batch_samples_sum 4.0",
+        "ctrlreward_batch_samples_sum 3.0",
         "ctrlreward_queue_wait_seconds_count 1.0",
         "ctrlreward_scoring_seconds_count 1.0",
-        "ctrlreward_waiting_characters 0.0",
+        "ctrlreward_waiting_requests 0.0",
         "ctrlreward_ready 1.0",
     }
     end = time.monotonic() + 10  # a reply is counted once it is sent

@@ -59,17 +59,16 @@ def test_scores_directions_ranges_columns_and_groups_are_those_of_the_scorers() 
         }
     )
     described = json.loads(json.dumps(describe(reward), allow_nan=False))
-    assert [s["class"] for s in described["scorers"]] == ["CTRLEval", "Distinct", "Perplexity"]
-    assert [s["pointwise"] for s in described["scorers"]] == [True, False, True]
-    assert [s["of_groups"] for s in described["scorers"]] == [False, True, False]
-    assert described["components"]["variety"] == {"scorer": "1", "score": "distinct_2"}
+    components = described["components"].values()
+    assert [c["class"] for c in components] == ["CTRLEval", "Distinct", "Perplexity"]
+    assert [c["score"] for c in components] == ["attribute_relevance", "distinct_2", "perplexity"]
+    assert [c["pointwise"] for c in components] == [True, False, True]
+    assert [c["of_groups"] for c in components] == [False, True, False]
     assert described["weights"] == {"relevance": 1.0, "variety": 1.0, "fluency": -0.1}
     assert described["aggregate"] == "weighted"
-    relevance, _, fluency = described["scorers"]
-    needed = {"labels": "CTRLEval attribute_relevance"}
-    assert relevance["required_columns"] == {"attribute_relevance": needed}
-    assert fluency["scores"]["perplexity"] == {"higher_is_better": False, "range": [1.0, None]}
-    assert fluency["folds"] == {"perplexity": ["log_likelihood", "tokens"]}
+    relevance, _, fluency = components
+    assert relevance["required_columns"] == {"labels": "CTRLEval attribute_relevance"}
+    assert (fluency["higher_is_better"], fluency["range"]) == (False, [1.0, None])
 
 
 def test_an_adjusted_mean_has_its_thresholds_and_accuracy() -> None:
@@ -261,7 +260,7 @@ def test_versions_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_name_of_a_component_counts() -> None:
     meaning = Reward({"meaning": Similarity(WordVectors(VECTORS))})
-    assert "components.meaning.scorer" in changes(content(), meaning)
+    assert "components.meaning.class" in changes(content(), meaning)
 
 
 def test_the_models_of_each_direction_are_identified_by_their_weights() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import build
 from ctrlreward.placement import shared_device
 from ctrlreward.scorers import Accuracy, CTRLEval
-from ctrlreward.scorers.base import Component, Scores, score
+from ctrlreward.scorers.base import Scores, score
 from ctrlreward.serving.remote_reward import RemoteReward
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,37 +88,29 @@ def test_a_monitored_run_logs_what_it_logs_in_process(
     remote = RemoteReward(live_server(local).url)
     there, theirs_by_prompt = validated(remote.components, tmp_path / "there")
     assert len(set(by_prompt["score/variety"])) > 1  # a jackknife value each, not the group's
-    assert theirs_by_prompt.keys() == by_prompt.keys()
-    for key, values in by_prompt.items():
-        np.testing.assert_allclose(theirs_by_prompt[key], values, rtol=1e-6)
+    assert theirs_by_prompt.keys() == {key for key in by_prompt if "/corpus/" not in key}
+    for key, values in theirs_by_prompt.items():
+        np.testing.assert_allclose(values, by_prompt[key], rtol=1e-6)
     assert len(there) == len(here) >= 3
-    assert {"score/corpus/gm", "score/corpus/perplexity", "score/gm"} <= there[-1].keys()
+    assert {"score/gm", "score/variety"} <= there[-1].keys()
     for ours, theirs in zip(here, there, strict=True):
-        assert theirs == pytest.approx(ours, rel=1e-6, nan_ok=True)
+        own = {key: value for key, value in ours.items() if "/corpus/" not in key}
+        assert theirs == pytest.approx(own, rel=1e-6, nan_ok=True)
 
 
-def test_scores_parts_and_folds_are_exact(
+def test_scores_of_components_are_exact(
     quality: TransferQuality, live_server: Callable[..., Any]
 ) -> None:
-    remote = RemoteReward(live_server(Reward({"gm": quality["gm"]})).url)
-    far = remote["gm"].scorer
-    assert dict(far.specs) == dict(quality.specs)
-    assert far.required_columns(("gm",)) == quality.required_columns(("gm",))
-    assert far.required_columns() == quality.required_columns()
+    local = Reward({"gm": quality["gm"], "variety": Distinct()["distinct_2"]})
+    remote = RemoteReward(live_server(local).url)
     samples = PROMPTS.replace(texts=["Good soup.", "", "Cold broth with soup."])
-    for name, values in quality.score(samples).items():
-        np.testing.assert_allclose(far.score(samples)[name], values, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(far[name](samples), values, rtol=1e-6, atol=1e-6)
-    assert far.corpus_folds.keys() == quality.corpus_folds.keys()
-    for name, fold in quality.corpus_folds.items():
-        theirs = far.corpus_folds[name]
-        assert theirs.parts == fold.parts
-        scored = score({part: Component(far, part) for part in fold.parts}, samples)
-        parts = [scored[part] for part in fold.parts]
-        assert theirs.fold(*parts) == fold.fold(*parts)
-        assert np.isnan(theirs.fold(*(part[:0] for part in parts)))
-        copied = pickle.loads(pickle.dumps(theirs.fold))
-        assert copied(*parts) == fold.fold(*parts)
+    for name, component in local.components.items():
+        far = remote[name]
+        assert far.spec == component.spec
+        assert far.scorer.pointwise == component.scorer.pointwise
+        assert far.scorer.of_groups == component.scorer.of_groups
+        assert set(far.scorer.required_columns()) == {"labels", "sources"}
+        np.testing.assert_allclose(far(samples), component(samples), rtol=1e-6, atol=1e-6)
     remote.release()
 
 

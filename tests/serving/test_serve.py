@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
@@ -22,7 +23,7 @@ from warm_python import WarmProcess
 from ctrlreward import CTRLEval, Distinct, Perplexity, RemoteReward, Reward
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
-from ctrlreward.serving.limits import ServeOptions
+from ctrlreward.serving.application import create_app
 
 BARE = "class_path: letter_scorers.letters_reward\ninit_args: {seconds: %s}\n"
 RECIPE = """
@@ -83,6 +84,24 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.fixture
 def bare(written: Callable[[str], Path]) -> Path:
     return written(BARE % 0.02)
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def status_of(app: FastAPI, scope: dict[str, Any]) -> int:
+    """Return the status of an application's reply to a request without a body."""
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    asyncio.run(app({"query_string": b"", **scope}, receive, send))
+    return statuses[0]
 
 
 def ask(url: str, i: int) -> Any:
@@ -185,10 +204,9 @@ WRONG = [
     ("class_path: letter_scorers.letters_rewrad\n", [], "letters_rewrad"),
     (BARE % "slow", [], "seconds"),
     (BARE % 0, ["--grace", "0"], "grace must be at least 1 second, got 0"),
-    (BARE % 0, ["--queue.window", "-1"], "window must be 0 seconds or more, got -1.0"),
+    (BARE % 0, ["--waiting", "0"], "waiting must be positive, got 0"),
     (BARE % 0, ["--body_bytes", "0"], "body_bytes must be positive, got 0"),
     (BARE % 0, ["--token_file", "none.txt"], "No such file or folder: none.txt"),
-    (BARE % 0, ["--prot", "8"], "did you mean --port"),
     (BARE % 0, ["--port", "80000"], "port must be 0 to 65535, got 80000"),
 ]
 # What a component has, what is written instead, and the message.
@@ -260,7 +278,7 @@ def test_a_reward_that_can_not_be_loaded_ends_the_server(
 def test_sigterm_finishes_what_was_accepted_and_logs_hold_no_text(
     bare: Path, serve: Callable[..., Server]
 ) -> None:
-    server = serve(bare, "--trainers.failed_score=-1.0", "--trainers.columns.labels=label")
+    server = serve(bare, "--get_reward.failed_score=-1.0", "--get_reward.columns.labels=label")
     url = server.ready()
     secret = "Rosamund's diagnosis"
     samples: list[list[dict[str, str]]] = [
@@ -272,12 +290,11 @@ def test_sigterm_finishes_what_was_accepted_and_logs_hold_no_text(
         [{"text": secret, secret: "o"}],
         [{"text": secret}],
     ]
-    for strict in (False, True):
-        for rows in samples:
-            # httpx encodes as UTF-8, which has no unpaired surrogate.
-            content = json.dumps({"samples": rows, "strict": strict})
-            httpx2.post(f"{url}/score", content=content, timeout=60, verify=False)
-    httpx2.post(f"{url}/score", content=secret)
+    for rows in samples:
+        # httpx encodes as UTF-8, which has no unpaired surrogate.
+        content = json.dumps({"samples": rows})
+        httpx2.post(f"{url}/score", content=content, headers=JSON, timeout=60, verify=False)
+    httpx2.post(f"{url}/score", content=secret, headers=JSON)
     for label in ("o", secret):
         queries = [f"{secret}soup", ""]
         body = {"query": queries, "prompts": [secret, ""], "labels": [label, "o"]}
@@ -304,15 +321,19 @@ def test_sigterm_ends_a_server_whose_scorer_hangs(
     server = serve(written("class_path: letter_scorers.hanging_reward\n"), "--grace", "1")
     url = server.ready()
     content = json.dumps({"samples": [{"text": "hold", "label": "o"}]})
-    with ThreadPoolExecutor(1) as threads:
-        held = threads.submit(httpx2.post, f"{url}/score", content=content, timeout=30)
-        while "ctrlreward_waiting_characters 5.0" not in httpx2.get(f"{url}/metrics").text:
+    with ThreadPoolExecutor(2) as threads:
+        held = threads.submit(
+            httpx2.post, f"{url}/score", content=content, headers=JSON, timeout=30
+        )
+        body = {"samples": [{"text": "soup", "label": "o"}]}
+        waits = threads.submit(httpx2.post, f"{url}/score", json=body, timeout=30)
+        while "ctrlreward_waiting_requests 1.0" not in httpx2.get(f"{url}/metrics").text:
             assert not held.done(), held.result().text
         status, errors = server.end(signal.SIGTERM)
-        assert held.result().status_code == 500
+        assert held.exception() or held.result().status_code == 500
+        assert waits.exception() or waits.result().status_code == 500
     assert status == 1
-    assert "error: scoring did not end within --grace 1; it is at " in errors
-    assert "in score_samples" in errors
+    assert "error: scoring did not end within --grace 1" in errors
     assert "hold" not in errors
 
 
@@ -375,8 +396,8 @@ def test_a_token_and_other_machines(
         assert "error: --host 0.0.0.0 is reached by other machines" in capsys.readouterr().err
         return
     main(["serve", str(bare), *options])
-    (middleware,) = served[0].user_middleware
-    assert middleware.kwargs["options"].token == (None if way == "none" else "s3cret")
+    metrics = {"type": "http", "method": "GET", "path": "/metrics", "headers": []}
+    assert status_of(served[0], metrics) == (200 if way == "none" else 401)
 
 
 @pytest.mark.parametrize("token", ["t\u00f6k", "a b", "a\nb", "a\x00b"])
@@ -386,11 +407,13 @@ def test_a_token_that_no_header_can_carry_is_refused(
     message = "the token must be ASCII letters and digits, and not empty"
     (tmp_path / "token.txt").write_bytes(token.encode("latin-1"))
     assert message in fails("serve", str(bare), "--token_file", str(tmp_path / "token.txt"))
-    with pytest.raises(ValueError, match=message):
-        ServeOptions(token="")
-    for build in (ServeOptions, lambda token: RemoteReward("http://127.0.0.1:9", token).load()):
+    for build in (
+        lambda: create_app(letters_reward(), token=""),
+        lambda: create_app(letters_reward(), token=token),
+        RemoteReward("http://127.0.0.1:9", token).load,
+    ):
         with pytest.raises(ValueError, match=message):
-            build(token=token)
+            build()
 
 
 def test_the_examples_of_the_help_run(

@@ -1,0 +1,161 @@
+"""Batches of the server: requests of all clients, scored on one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+from fastapi import HTTPException
+
+from ctrlreward.reward import Reward, RewardBatch
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scores, check_columns, score
+from ctrlreward.serving.serving_metrics import ServingMetrics
+
+State: TypeAlias = Literal["loading", "ready", "failed", "draining"]
+
+_MERGED = 256  # most samples of several requests in one batch; a larger request is its own batch
+
+
+@dataclass(eq=False)
+class _Request:
+    samples: Samples
+    result: asyncio.Future[RewardBatch]
+    arrived: float = field(default_factory=time.perf_counter)
+
+
+class Batcher:
+    """Requests of all clients, scored in batches on one thread, in the order of their arrival.
+
+    While the thread scores, requests accumulate; those with equal columns are one batch. A request
+    beyond `most` waiting ones is refused.
+    """
+
+    def __init__(self, reward: Reward, most: int = 4096) -> None:
+        self.reward = reward
+        self.most = most
+        self.state: State = "loading"
+        self.metrics = ServingMetrics(lambda: len(self.waiting), lambda: self.state == "ready")
+        self.waiting: list[_Request] = []
+        self.scoring: list[_Request] = []
+        self._reason = ""
+        self._thread = ThreadPoolExecutor(1, "ctrlreward-serving")
+        self._runner: asyncio.Task[None] | None = None
+
+    async def load(self, load: Callable[[], object] | None = None) -> None:
+        """Load the models on the scoring thread; requests are accepted from then on."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._thread, load or self.reward.load)
+        except Exception as error:
+            self.state, self._reason = "failed", f"{type(error).__name__}: {error}"
+            raise
+        if self.state == "loading":
+            self.state = "ready"
+
+    def check_ready(self) -> None:
+        """Raise an HTTPException unless requests are accepted."""
+        if self.state == "failed":  # retrying does not help
+            raise HTTPException(500, f"the server is not ready: failed: {self._reason}")
+        if self.state != "ready":
+            raise _refused(f"the server is not ready: {self.state}")
+
+    async def score(self, samples: Samples) -> RewardBatch:
+        """Return the rewards of one request; an HTTPException if it is refused or fails."""
+        self.check_ready()
+        if not samples.texts:
+            return self.reward.combine(dict.fromkeys(self.reward.components, np.empty(0)), 0.0)
+        if len(self.waiting) >= self.most:
+            raise _refused(f"{self.most} requests are waiting")
+        try:
+            check_columns(self.reward.components, samples)
+        except ValueError as error:
+            raise _failure(error) from None
+        request = _Request(samples, asyncio.get_running_loop().create_future())
+        self.waiting.append(request)
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.create_task(self._run())
+        return await request.result
+
+    async def drain(self) -> None:
+        """Refuse new requests, and wait until the accepted ones are finished or cancelled."""
+        self.state = "draining"
+        while any(not request.result.done() for request in (*self.waiting, *self.scoring)):
+            await asyncio.sleep(0.01)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self.waiting:
+            self.scoring = self._take()
+            started, requests = time.perf_counter(), [request.samples for request in self.scoring]
+            results = await loop.run_in_executor(self._thread, self.score_all, requests)
+            for request, result in zip(self.scoring, results, strict=True):
+                if request.result.done():  # cancelled
+                    continue
+                if isinstance(result, HTTPException):
+                    request.result.set_exception(result)
+                else:
+                    request.result.set_result(result)
+                    self.metrics.scored(len(result.total), int(result.failed.sum()))
+            waits = [started - request.arrived for request in self.scoring]
+            samples = sum(map(len, requests))
+            self.metrics.batch(len(requests), samples, waits, time.perf_counter() - started)
+            self.scoring = []
+
+    def _take(self) -> list[_Request]:
+        """Remove the first request, and those that merge with it."""
+        columns, size = self.waiting[0].samples.columns().keys(), 0
+        taken: list[_Request] = []
+        for request in self.waiting:
+            if request.samples.columns().keys() == columns:
+                size += len(request.samples)
+                if taken and size > _MERGED:
+                    break
+                taken.append(request)
+        self.waiting = [request for request in self.waiting if request not in taken]
+        return taken
+
+    def score_all(self, requests: Sequence[Samples]) -> list[RewardBatch | HTTPException]:
+        """Return rewards or error of requests with equal columns, each as if it were alone."""
+        started = time.perf_counter()
+        try:
+            scores = self._merged_scores(requests)
+            seconds = time.perf_counter() - started
+            return [self.reward.combine(own, seconds) for own in scores]
+        except Exception as error:
+            if len(requests) == 1:
+                return [_failure(error)]
+            return [self.score_all([request])[0] for request in requests]
+
+    def _merged_scores(self, requests: Sequence[Samples]) -> list[dict[str, Scores]]:
+        """Return the scores of each request, pointwise ones from one call."""
+        components = self.reward.components
+        if len(requests) == 1:
+            return [score(components, requests[0])]
+        pointwise = {name: c for name, c in components.items() if c.scorer.pointwise}
+        others = {name: c for name, c in components.items() if not c.scorer.pointwise}
+        merged = score(pointwise, Samples.concat(requests)) if pointwise else {}
+        ends = np.cumsum([len(samples) for samples in requests])
+        results = []
+        for samples, end in zip(requests, ends, strict=True):
+            own = {name: values[end - len(samples) : end] for name, values in merged.items()}
+            own |= score(others, samples) if others else {}
+            results.append({name: own[name] for name in components})
+        return results
+
+
+def _refused(message: str) -> HTTPException:
+    return HTTPException(503, message, {"Retry-After": "1"})
+
+
+def _failure(error: Exception) -> HTTPException:
+    """Return the error of a scorer: 422 if it is about the samples, else 500."""
+    if isinstance(error, ValueError | TypeError):
+        return HTTPException(422, str(error))
+    return HTTPException(500, f"{type(error).__name__}: {error}")

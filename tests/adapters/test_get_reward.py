@@ -1,0 +1,132 @@
+"""Replies of `/get_reward`, and the options that are refused at the start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward import CTRLEval, Reward, RewardBatch, Samples
+from ctrlreward.serving.get_reward import GetReward, finite_values, get_reward_route
+
+TEXTS = ["ab<eos>", "f", "aab", ""]
+OPTIONS = GetReward(-9.0, columns={"prefixes": "prompt"}, special_tokens=("<eos>",))
+
+
+def totals_of(reward: Reward, texts: list[str]) -> list[float]:
+    batch = reward(Samples([text.replace("<eos>", "") for text in texts]))
+    return np.where(batch.failed, -9.0, batch.total).tolist()
+
+
+def test_get_reward_equals_the_process(serve: Callable[..., Any], reward: Reward) -> None:
+    body = {"query": ["c" + t for t in TEXTS], "prompts": ["c"] * 4, "labels": [None] * 4}
+    reply = serve(reward, OPTIONS).client.post("/get_reward", json=body).json()
+    assert reply["rewards"] == reply["scores"] == totals_of(reward, ["c" + t for t in TEXTS])
+    logs = reply["extra_logs"]
+    assert logs["failed"] == [0.0, 1.0, 0.0, 0.0]
+    assert logs["share"] == [1 / 3, -9.0, 0.5, 0.0]
+    assert logs["length"] == [3.0, -9.0, 4.0, 1.0]  # a failed sample has no length either
+
+
+def test_every_reply_has_the_same_keys(serve: Callable[..., Any], reward: Reward) -> None:
+    client = serve(reward, OPTIONS).client
+    replies = []
+    for texts in ([], ["f"], ["ab"]):
+        body = {"query": texts, "prompts": [""] * len(texts)}  # labels are missing
+        replies.append(client.post("/get_reward", json=body).json())
+    assert replies[0] == {
+        "rewards": [],
+        "scores": [],
+        "extra_logs": {"share": [], "length": [], "failed": []},
+    }
+    assert len({tuple(reply["extra_logs"]) for reply in replies}) == 1
+
+
+def test_labels_and_constants_reach_the_scorer(serve, reward, letters) -> None:
+    options = GetReward(-9.0, {"labels": "label"}, {"sources": "menu"})
+    body = {"query": ["ab"], "prompts": ["a"], "labels": ["glad"]}
+    assert serve(reward, options).client.post("/get_reward", json=body).status_code == 200
+    assert letters.scored[0].texts == ("b",)
+    assert letters.scored[0].labels == ("glad",)
+    assert letters.scored[0].sources == ("menu",)
+
+
+LABELLED = GetReward(-9.0, {"labels": "label"})
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "message"),
+    [
+        (OPTIONS, {"query": ["ab"], "prompts": ["b"]}, "does not start with"),
+        (OPTIONS, {"query": ["ab"], "prompts": []}, "prompts has 0 items"),
+        (LABELLED, {"query": ["a"], "prompts": [""]}, "has no labels. Add a label"),
+        (LABELLED, {"query": ["a"], "prompts": [""], "labels": [None]}, "labels[0] = None is a No"),
+    ],
+)
+def test_wrong_bodies_are_422(serve, reward, options, body, message) -> None:
+    reply = serve(reward, options).client.post("/get_reward", json=body)
+    assert reply.status_code == 422, reply.text
+    assert message in reply.json()["detail"]
+
+
+@pytest.mark.parametrize("content", [b'{"query": [}', b"", b"soup", b"\xff", b"[" * 100_000])
+def test_malformed_json_is_400(serve, reward, content) -> None:
+    client = serve(reward, OPTIONS).client
+    headers = {"Content-Type": "application/json"}
+    reply = client.post("/get_reward", content=content, headers=headers)
+    assert reply.status_code == 400, reply.text
+    assert "soup" not in reply.text
+
+
+def test_a_sample_that_a_scorer_rejects(serve: Callable[..., Any], monkeypatch: Any) -> None:
+    from letter_scorers import Letters
+
+    reward = Reward({"letters": Letters()["letters"]})
+    body = {"query": ["soup"], "prompts": [""], "labels": ["unknown"]}
+    reply = serve(reward, LABELLED).client.post("/get_reward", json=body)
+    with pytest.raises(ValueError, match="labels") as raised:
+        reward(Samples(["soup"], labels=["unknown"]))
+    assert (reply.status_code, reply.json()["detail"]) == (422, str(raised.value))
+
+
+def test_options_that_cannot_work_are_refused_at_the_start(reward, letters, kinds) -> None:
+    for failed_score in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="must be finite"):
+            get_reward_route(GetReward(failed_score), reward)
+    with pytest.raises(ValueError, match="kinds is computed over several samples at once"):
+        get_reward_route(GetReward(0.0), Reward({"kinds": kinds["kinds"]}))
+    for name in ("failed", "total"):
+        with pytest.raises(ValueError, match=f"a component '{name}'"):
+            get_reward_route(GetReward(0.0), Reward({name: letters["share"]}))
+    coherence = Reward({"coherence": CTRLEval(task="sentiment")["attribute_relevance"]})
+    with pytest.raises(ValueError, match=r"needs labels\. Set columns\.labels to 'label'"):
+        get_reward_route(GetReward(0.0, {"prefixes": "prompt"}), coherence)
+    with pytest.raises(ValueError, match="'tones' can't be mapped"):
+        GetReward(0.0, {"tones": "label"})
+    with pytest.raises(ValueError, match="labels is in columns and in constants"):
+        GetReward(0.0, {"labels": "label"}, {"labels": "positive"})
+
+
+SCORES = st.floats(allow_nan=True, allow_infinity=True, width=32)
+
+
+@given(st.lists(st.tuples(SCORES, SCORES), max_size=6), st.floats(-5, 5))
+def test_replies_are_finite_and_the_mean_can_be_recovered(
+    rows: list[tuple[float, float]], failed_score: float
+) -> None:
+    total, share = np.array(rows, dtype=np.float64).reshape(-1, 2).T
+    failed = ~np.isfinite(total) | np.isnan(share) | np.isinf(share)
+    batch = RewardBatch(np.where(failed, np.nan, total), {"share": share}, failed, 0.0)
+    values = finite_values(batch, failed_score)
+    assert list(values) == ["total", "share", "failed"]
+    assert all(math.isfinite(value) for column in values.values() for value in column)
+    if len(rows) and not failed.all():
+        rate = np.mean(values["failed"])
+        mean = (np.mean(values["share"]) - rate * failed_score) / (1 - rate)
+        scale = np.abs(share[~failed]).max() + 5
+        assert mean == pytest.approx(share[~failed].mean(), abs=1e-9 * scale)

@@ -1,0 +1,167 @@
+"""Batches across requests: merged, never mixed, each as the process would score it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import HTTPException
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from letter_scorers import Letters, Rank, letters_reward
+
+from ctrlreward import Reward, Samples
+from ctrlreward.serving.batcher import Batcher
+
+
+def with_batcher(
+    reward: Reward, work: Callable[[Batcher], Coroutine[Any, Any, Any]], most: int = 100
+) -> Any:
+    """Run a coroutine with a batcher that is ready, and drain it."""
+
+    async def main() -> Any:
+        batcher = Batcher(reward, most)
+        await batcher.load()
+        try:
+            return await asyncio.wait_for(work(batcher), 60)
+        finally:
+            await batcher.drain()
+
+    return asyncio.run(main())
+
+
+def labelled(*texts: str, label: str = "o") -> Samples:
+    return Samples(texts, labels=[label] * len(texts))
+
+
+def gathered(reward: Reward, letters: Letters, *requests: Samples, most: int = 100) -> list[Any]:
+    """Results or errors of requests that gather while another one is being scored."""
+
+    async def work(batcher: Batcher) -> list[Any]:
+        letters.go.clear()
+        first = asyncio.create_task(batcher.score(labelled("hold")))
+        await asyncio.to_thread(letters.held.wait, 60)
+        tasks = [asyncio.create_task(batcher.score(request)) for request in requests]
+        await asyncio.sleep(0)  # all are waiting
+        letters.calls.clear()
+        letters.go.set()
+        await first
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    return with_batcher(reward, work, most)  # type: ignore[no-any-return]
+
+
+def test_requests_gather_while_the_scorer_is_busy(letters: Letters, reward: Reward) -> None:
+    texts = [f"soup {i}" for i in range(20)]
+    results = gathered(reward, letters, *map(labelled, texts))
+    assert letters.calls == [tuple(texts)]
+    totals = np.concatenate([result.total for result in results])
+    np.testing.assert_array_equal(totals, letters_reward()(labelled(*texts)).total)
+
+
+def test_identical_samples_of_several_clients_are_scored_once(
+    letters: Letters, reward: Reward
+) -> None:
+    one, other = gathered(reward, letters, labelled("soup", "noon"), labelled("noon", "soup"))
+    assert letters.calls == [("soup", "noon")]
+    np.testing.assert_array_equal(one.total, other.total[::-1])
+
+
+def test_a_large_request_is_its_own_batch(letters: Letters, reward: Reward) -> None:
+    requests = [labelled("a"), labelled(*map(str, range(300))), labelled("b"), labelled("c")]
+    gathered(reward, letters, *requests)
+    assert [len(call) for call in letters.calls] == [1, 300, 2]
+
+
+def test_requests_with_other_columns_are_other_batches(letters: Letters, reward: Reward) -> None:
+    with_source = labelled("noon").replace(sources=["night"])
+    gathered(reward, letters, labelled("soup"), with_source, labelled("moon"))
+    assert letters.calls == [("soup", "moon"), ("noon",)]
+
+
+rows = st.lists(
+    st.tuples(st.text("ab", max_size=4), st.sampled_from(["a", "b", "a", "b", "unknown"])),
+    max_size=5,
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(rows, min_size=1, max_size=5))
+def test_every_request_is_scored_as_if_it_were_alone(requests: list[Any]) -> None:
+    """Against the reward in this thread; one with an unknown label fails, and no other does."""
+    letters = Letters()
+    reward = Reward({"letters": letters["letters"], "rank": Rank()})
+    columns = [([t for t, _ in rows], [label for _, label in rows]) for rows in requests]
+    asked = [Samples(texts, labels=labels) for texts, labels in columns]
+    for samples, found in zip(asked, gathered(reward, letters, *asked), strict=True):
+        if "unknown" in (samples.labels or ()):
+            assert isinstance(found, HTTPException)
+            assert found.status_code == 422
+            continue
+        if len(samples):
+            np.testing.assert_array_equal(found.total, reward(samples).total)
+        assert len(found.total) == len(samples)
+        np.testing.assert_array_equal(found.failed, np.isnan(found.total))
+
+
+def test_a_group_is_never_split_or_mixed(letters: Letters, group_reward: Reward) -> None:
+    groups = [labelled("a", "bb", "ccc"), labelled("dddd", "e"), labelled("ff")]
+    results = gathered(group_reward, letters, *groups)
+    assert letters.calls == [("a", "bb", "ccc", "dddd", "e", "ff")]  # pointwise: merged
+    ranks = [result.components["rank"].tolist() for result in results]
+    assert ranks == [[0.0, 1 / 3, 2 / 3], [0.5, 0.0], [0.0]]
+
+
+def test_an_aggregate_sees_one_request_only(letters: Letters) -> None:
+    reward = Reward(
+        {"length": letters["length"]}, aggregate=lambda s: s["length"] - s["length"].mean()
+    )
+    one, other = gathered(reward, letters, labelled("a", "bbb"), labelled("c" * 9))
+    assert one.total.tolist() == [-1.0, 1.0]
+    assert other.total.tolist() == [0.0]
+
+
+def test_a_bad_request_fails_alone(letters: Letters, reward: Reward) -> None:
+    requests = labelled("soup"), labelled("x", label="sour"), labelled("broken"), labelled("noon")
+    soup, sour, broken, noon = gathered(reward, letters, *requests)
+    assert soup.total == letters_reward()(labelled("soup")).total
+    assert noon.total == letters_reward()(labelled("noon")).total
+    assert (sour.status_code, broken.status_code) == (422, 500)
+    assert "'sour' is unknown" in sour.detail
+
+
+def test_requests_beyond_the_most_are_refused(letters: Letters, reward: Reward) -> None:
+    *accepted, refused = gathered(reward, letters, *map(labelled, "abcd"), most=3)
+    assert (refused.status_code, refused.headers) == (503, {"Retry-After": "1"})
+    assert not any(isinstance(each, Exception) for each in accepted)
+
+
+def test_draining_finishes_what_is_held_and_refuses_the_rest(
+    letters: Letters, reward: Reward
+) -> None:
+    async def main() -> tuple[list[Any], Batcher]:
+        batcher = Batcher(reward)
+        with pytest.raises(HTTPException) as early:
+            await batcher.score(labelled("early"))
+        await batcher.load()
+        letters.go.clear()
+        tasks = [asyncio.create_task(batcher.score(labelled("hold")))]
+        await asyncio.to_thread(letters.held.wait, 60)
+        tasks.append(asyncio.create_task(batcher.score(labelled("soup"))))
+        await asyncio.sleep(0)
+        draining = asyncio.create_task(batcher.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(HTTPException) as late:
+            await batcher.score(labelled("late"))
+        assert early.value.status_code == late.value.status_code == 503
+        letters.go.set()
+        await draining
+        return [task.result() for task in tasks], batcher
+
+    (hold, soup), batcher = asyncio.run(main())
+    assert not hold.failed.any()
+    assert soup.total == letters_reward()(labelled("soup")).total
+    assert (batcher.waiting, letters.calls) == ([], [("hold",), ("soup",)])
