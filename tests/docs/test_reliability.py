@@ -63,7 +63,6 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "tests/scorers/test_hostile_input.py -k corpus or any_text or length",
         "tests/scorers/test_hostile_input.py -k empty or label or braces",
         "tests/scorers/test_base.py -k rows_after",
-        "tests/serving/test_faults.py -k unknown_label",
     ),
     "malformed or deeply nested JSON, YAML": (
         "tests/test_strangers_files.py -k parser or readers or unfinished or infinity or configs",
@@ -78,17 +77,17 @@ FAULTS: dict[str, tuple[str, ...]] = {
     ),
     # at the server
     "no token, for other machines": ("tests/serving/test_serve.py -k token",),
-    "slow, huge or malformed requests": (
-        "tests/serving/test_faults.py -k never_end or echoes",
+    "huge or malformed requests": (
+        "tests/serving/test_faults.py -k long_bodies or malformed or echoes",
         "tests/serving/test_fuzzed.py -k fuzzer or json",
     ),
-    "more requests than fit": (
-        "tests/serving/test_faults.py -k full_queue or burst or bodies",
-        "tests/serving/test_request_queue.py -k turns",
+    "more requests than may wait": (
+        "tests/serving/test_faults.py -k full_queue or burst",
+        "tests/serving/test_batcher.py -k refused",
     ),
-    "a client hangs up": ("tests/serving/test_faults.py -k hangs_up",),
-    "a sample that makes a scorer raise": ("tests/serving/test_faults.py -k alone",),
-    "a scorer that hangs": ("tests/serving/test_faults.py -k scorer_that_hangs",),
+    "a client hangs up": ("tests/serving/test_faults.py -k hang_up",),
+    "a sample that makes a scorer raise": ("tests/serving/test_batcher.py -k alone",),
+    "a scorer that hangs": ("tests/serving/test_serve.py -k scorer_hangs",),
 }
 
 
