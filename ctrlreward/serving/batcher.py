@@ -40,7 +40,9 @@ class Batcher:
         self.reward = reward
         self.most = most
         self.state: State = "loading"
-        self.metrics = ServingMetrics(lambda: len(self.waiting), lambda: self.state == "ready")
+        self.metrics = ServingMetrics(
+            lambda: len(self.waiting) + len(self.scoring), lambda: self.state == "ready"
+        )
         self.waiting: list[_Request] = []
         self.scoring: list[_Request] = []
         self._reason = ""

@@ -13,7 +13,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class ServingMetrics:
     """Counters of one server, in a separate registry."""
 
-    def __init__(self, waiting: Callable[[], float], ready: Callable[[], bool]) -> None:
+    def __init__(self, pending: Callable[[], float], ready: Callable[[], bool]) -> None:
         registry = self._registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
@@ -32,7 +32,7 @@ class ServingMetrics:
         self._wait = histogram("queue_wait_seconds", "Time of a request in the queue.", _SECONDS)
         self._scoring = histogram("scoring_seconds", "Time of scoring a batch.", _SECONDS)
         for name, text, value in (
-            ("waiting_requests", "Requests that wait.", waiting),
+            ("pending_requests", "Requests waiting or being scored.", pending),
             ("ready", "1 while requests are accepted.", lambda: float(ready())),
         ):
             Gauge(f"ctrlreward_{name}", text, registry=registry).set_function(value)
