@@ -9,7 +9,6 @@ from .pytorch_lightning import ParetoCheckpoint as ParetoCheckpoint
 from .pytorch_lightning import ProxyGuard as ProxyGuard
 from .pytorch_lightning import RewardCheckpoint as RewardCheckpoint
 from .pytorch_lightning import RewardEarlyStopping as RewardEarlyStopping
-from .pytorch_lightning import RewardProgressBar as RewardProgressBar
 from .pytorch_lightning import RewardShaping as RewardShaping
 from .pytorch_lightning import RolloutSamples as RolloutSamples
 from .pytorch_lightning import RunReport as RunReport

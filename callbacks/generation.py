@@ -45,7 +45,6 @@ from ctrlreward.lightning_package import (
     misconfigured,
 )
 from ctrlreward.placement import Worker, end_if_scoring_hangs, overlap_on_cpu, shared_device
-from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import check_columns
@@ -339,7 +338,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
         # Written to disk at once, in case the run fails later.
         path = self.folder and self.folder / f"{kind}step={step:06d}.jsonl"
-        with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
+        with fixed_randomness(self.seed):
             found = self.score_samples(samples, path)
         self._log_table(trainer, step, samples, found)
         return found

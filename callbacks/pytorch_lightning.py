@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytorch_lightning import Callback
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import Logger
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
@@ -12,7 +12,6 @@ from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.loggers.wandb_report import WandbReportMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
-from ctrlreward.callbacks.progress import RewardProgressBarMixin
 from ctrlreward.callbacks.report import BeforeAfterMixin, RunReportMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
 from ctrlreward.callbacks.shaping import RewardShapingMixin
@@ -45,10 +44,6 @@ class RewardCheckpoint(RewardCheckpointMixin, ModelCheckpoint):
 
 class RewardEarlyStopping(RewardEarlyStoppingMixin, EarlyStopping):
     __doc__ = RewardEarlyStoppingMixin.__doc__
-
-
-class RewardProgressBar(RewardProgressBarMixin, ProgressBar):
-    __doc__ = RewardProgressBarMixin.__doc__
 
 
 class RewardShaping(RewardShapingMixin, Callback):

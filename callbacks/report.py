@@ -54,7 +54,6 @@ from ctrlreward.lightning_package import (
     misconfigured,
 )
 from ctrlreward.plots.curves import Rows, curve, draw_curves
-from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scores, check_columns, reasons_of, score
@@ -391,7 +390,7 @@ def scored_texts(
     texts, scores, _, told = read_scored_file(path)
     missing = {key: each for key, each in components.items() if key not in scores}
     if missing:
-        with fixed_randomness(seed), phase(f"scoring {len(texts)} texts"):
+        with fixed_randomness(seed):
             scores |= score(missing, texts)
             reasons = told | reasons_of(missing, texts)
             # Kept if an explanation fails.

@@ -14,7 +14,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ctrlreward.arguments import kind_of
-from ctrlreward.progress import phase
 from ctrlreward.ranks import on_every_rank, rank_and_ranks
 from ctrlreward.samples import REWRITES_OR_CONTINUES, Samples, SamplesLike, as_samples, shortened
 
@@ -121,7 +120,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     if len(rows) == 0:
         return rows
     completions: Any  # what the module returns, not what it should
-    with fixed_randomness(seed), phase(f"generating {len(rows)} texts"):
+    with fixed_randomness(seed):
         if isinstance(module, SampleGenerator):
             caller, completions = f"{name}.complete_samples", module.complete_samples(rows)
         elif isinstance(module, TextGenerator):

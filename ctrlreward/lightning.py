@@ -10,7 +10,7 @@ from ctrlreward.extras import not_installed
 
 try:
     from lightning.pytorch import Callback, LightningModule
-    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
     from lightning.pytorch.loggers import Logger
 except ModuleNotFoundError as error:
     raise ImportError(not_installed("lightning", "ctrlreward.lightning")) from error
@@ -22,7 +22,6 @@ from ctrlreward.callbacks.judges import AUC
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.loggers.wandb_report import WandbReportMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
-from ctrlreward.callbacks.progress import RewardProgressBarMixin
 from ctrlreward.callbacks.ranges import UsefulRange
 from ctrlreward.callbacks.report import BeforeAfterMixin, RunReportMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
@@ -56,7 +55,6 @@ __all__ = [
     "ReferenceReward",
     "RewardCheckpoint",
     "RewardEarlyStopping",
-    "RewardProgressBar",
     "RewardShaping",
     "RolloutSamples",
     "RunReport",
@@ -99,10 +97,6 @@ class RewardCheckpoint(RewardCheckpointMixin, ModelCheckpoint):
 
 class RewardEarlyStopping(RewardEarlyStoppingMixin, EarlyStopping):
     __doc__ = RewardEarlyStoppingMixin.__doc__
-
-
-class RewardProgressBar(RewardProgressBarMixin, ProgressBar):
-    __doc__ = RewardProgressBarMixin.__doc__
 
 
 class RewardShaping(RewardShapingMixin, Callback):

@@ -19,13 +19,12 @@ if TYPE_CHECKING:  # the types of one package represent both
     from pytorch_lightning import Trainer as Trainer
     from pytorch_lightning.callbacks import EarlyStopping as EarlyStopping
     from pytorch_lightning.callbacks import ModelCheckpoint as ModelCheckpoint
-    from pytorch_lightning.callbacks import ProgressBar as ProgressBar
     from pytorch_lightning.loggers import Logger as Logger
     from pytorch_lightning.loggers import WandbLogger as WandbLogger
     from pytorch_lightning.plugins import TorchCheckpointIO as TorchCheckpointIO
 else:
     Callback = EarlyStopping = LightningModule = Logger = ModelCheckpoint = object
-    ProgressBar = TorchCheckpointIO = Trainer = WandbLogger = object
+    TorchCheckpointIO = Trainer = WandbLogger = object
 
 Kind = TypeVar("Kind")
 

@@ -237,11 +237,6 @@ def track_part(
     return track(title, total, unit) if _DISPLAY.get() else nullcontext(lambda items: None)
 
 
-def phase(title: str) -> AbstractContextManager[object]:
-    """Return a context that names a phase of shown work, in a log at once."""
-    return show(Phase(title)) if _DISPLAY.get() else nullcontext()
-
-
 def at_terminal() -> bool:
     """Return True if standard error is a terminal that can redraw a line, outside CI."""
     dumb = os.environ.get("TERM") == "dumb"

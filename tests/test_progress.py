@@ -16,7 +16,7 @@ from terminals import in_terminal
 
 from ctrlreward import progress
 from ctrlreward.engine.batching import run_batched, windows
-from ctrlreward.progress import Count, Phase, phase, show, track, track_part
+from ctrlreward.progress import Count, Phase, show, track, track_part
 
 
 @pytest.fixture
@@ -137,8 +137,8 @@ def test_a_phase_is_announced_at_once_and_again_if_it_takes_a_second(
     assert lines() == [*expected, "training"]
 
 
-def test_phases_of_no_work_are_not_shown(lines: Callable[[], list[str]]) -> None:
-    with phase("generating 128 texts"), track_part("scoring", 10) as advance:
+def test_parts_of_no_work_are_not_shown(lines: Callable[[], list[str]]) -> None:
+    with track_part("scoring", 10) as advance:
         advance(10)
     assert lines() == []
 
@@ -147,7 +147,7 @@ def test_other_threads_show_nothing(
     wait: Callable[[float], None], lines: Callable[[], list[str]]
 ) -> None:
     def score() -> None:
-        with phase("scoring"), track("CTRLEval", 10) as advance:
+        with track("CTRLEval", 10) as advance:
             wait(20)
             advance(5)
 
@@ -175,7 +175,7 @@ def test_a_generator_that_is_dropped_within_work_ends_its_part(
 SCRIPT = """
 import logging, sys, threading
 from rich.live import Live
-from ctrlreward.progress import phase, track
+from ctrlreward.progress import Phase, show, track
 
 drawn, refresh = threading.Event(), Live.refresh
 Live.refresh = lambda live: (refresh(live), drawn.set())
@@ -188,7 +188,7 @@ def redraw():
 logging.basicConfig(format="%(message)s")
 with track("CTRLEval [b]", 100) as advance:
     advance(25)
-    with phase("generating 128 texts"):
+    with show(Phase("generating 128 texts")):
         redraw()
     logging.warning("a log message")
     print("printed", flush=True)

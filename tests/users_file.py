@@ -386,13 +386,12 @@ def own_module() -> None:
     report = callbacks.BeforeAfter({"content": content}, test, 1, judges=judges)
     logger = callbacks.HistoryLogger("runs/own")
     run = callbacks.WandbReport(pl.loggers.WandbLogger(offline=True), log_adapter=True)
-    bar = callbacks.RewardProgressBar()
     module = Writer()
     trainer = pl.Trainer(
         max_epochs=1,
         logger=logger,
         enable_progress_bar=True,
-        callbacks=[bar, scorer, stopper, best, front, guard, report, run],
+        callbacks=[scorer, stopper, best, front, guard, report, run],
         default_root_dir="runs/own",
     )
     trainer.fit(module)
@@ -454,7 +453,6 @@ def own_module_of_lightning() -> None:
         logger=lightning.HistoryLogger("runs/lightning"),
         enable_progress_bar=True,
         callbacks=[
-            lightning.RewardProgressBar(),
             lightning.GenerationScorer({"content": content}, HELD_OUT, overlap=False),
             lightning.RewardEarlyStopping("score/content", min_delta=0.01),
             lightning.RewardCheckpoint("score/content", mode="max", save_top_k=2),

@@ -42,7 +42,6 @@ from ctrlreward.held_out import (
 )
 from ctrlreward.huggingface.run_state import PREFIX, scorers
 from ctrlreward.models.tokenization import before_space
-from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
 from ctrlreward.samples import Samples, SamplesLike, parse_conversation, table_of
 from ctrlreward.scorers.base import check_columns
@@ -219,7 +218,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
                 add_to_run(wandb, wandb.run, self.name, as_shown(logged), step)
 
     def _score(self, step: int, samples: Samples) -> HeldOutScores:
-        with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
+        with fixed_randomness(self.seed):
             kind = "" if self._training else "evaluate-"  # the texts of training stay
             found = self.score_samples(samples, self.folder / f"{kind}step={step:06d}.jsonl")
         runs = tracked_runs(self.trainer.args)

@@ -18,12 +18,11 @@ from typing import Any, NoReturn
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from transformers.utils import logging as transformers_logging
 
-from ctrlreward.callbacks import HistoryLogger, RewardProgressBar
+from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.callbacks.base_callback import advice
 from ctrlreward.command_line.config_files import fill_in_run_folder, with_extended
 from ctrlreward.command_line.parser import ExampleFormatter
@@ -92,15 +91,6 @@ class TrainCLI(LightningCLI):
         parser.add_argument("--ckpt_path", type=str | None, default=None, help=help_)
         help_ = "try all parts in two steps with a few texts, in a temporary folder"
         parser.add_argument("--smoke", action="store_true", help=help_)
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the trainer, with a `RewardProgressBar` first unless it has another bar or none."""
-        options = self.config_init.trainer
-        callbacks = options.callbacks or []
-        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-        if options.enable_progress_bar is not False and not has_bar:
-            kwargs["callbacks"] = [RewardProgressBar(), *callbacks]
-        return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:
         """Fill in the run's folder, and raise before building anything if a logger is missing."""

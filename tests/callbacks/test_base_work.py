@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from lightning_choice import (
-    RewardProgressBar,
     RunReport,
     WandbReport,
     pl,
@@ -89,7 +88,7 @@ def test_hooks_do_the_work_of_their_bases() -> None:
 
 
 @pytest.mark.lightning
-@pytest.mark.parametrize("kind", [RunReport, RewardProgressBar, WandbReport])
+@pytest.mark.parametrize("kind", [RunReport, WandbReport])
 def test_callbacks_release_what_they_hold_after_a_run_and_after_its_error(
     kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:

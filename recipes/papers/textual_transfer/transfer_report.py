@@ -18,7 +18,6 @@ from ctrlreward.completion import fixed_randomness, generate
 from ctrlreward.extras import import_extra
 from ctrlreward.files import finite_or_none, json_line, write_whole
 from ctrlreward.functional.transfer import SentenceScores
-from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import (
     HEADINGS,
@@ -120,7 +119,7 @@ class TransferReport(pl.Callback):
     def _report(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         unseen = self._unseen(trainer)
         systems, translations = self._transfers(trainer, module, unseen)
-        with fixed_randomness(self.seed), phase("scoring transfers"):
+        with fixed_randomness(self.seed):
             systems["copying"] = copies(unseen)
             scores = {name: sentence_scores(self.quality, each) for name, each in systems.items()}
         figures = {name: self._figures(each) for name, each in scores.items()}
