@@ -19,7 +19,6 @@ from ctrlreward.callbacks.monitoring import (
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.selection import BestRule
-from ctrlreward.selection.best import ConstraintTest, Ties
 from ctrlreward.selection.decider import KeepsBest
 
 
@@ -87,8 +86,6 @@ class RewardCheckpointMixin(KeepsBest, MonitorMixin, SelectingCheckpointMixin):
         save_last: bool = True,
         verbose: bool = False,
         constraints: Mapping[str, tuple[float | None, float | None]] | None = None,
-        ties_by: Ties | None = None,
-        constraint_test: ConstraintTest = "point",
         level: float = 0.05,
     ) -> None:
         leaf = str(monitor).rsplit("/", 1)[-1]
@@ -103,9 +100,8 @@ class RewardCheckpointMixin(KeepsBest, MonitorMixin, SelectingCheckpointMixin):
             auto_insert_metric_name=False,
             save_on_train_epoch_end=False,
         )
-        settings = (save_top_k, constraints or {}, ties_by, constraint_test, level)
         with rule_errors(self):
-            self.decide_by(BestRule(monitor, mode, *settings))
+            self.decide_by(BestRule(monitor, mode, save_top_k, constraints or {}, level))
         self.constraints = dict(self.rule.constraints)
         self._paths: dict[int, str] = {}
 

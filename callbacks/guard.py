@@ -32,24 +32,26 @@ from ctrlreward.lightning_package import (
     callbacks_of,
 )
 from ctrlreward.selection import AlarmRule
-from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference
+from ctrlreward.selection.alarm import LEVEL, HeldOutMode, Reference
 
 
 @checked_keywords(**GUARD_NAMES)
 class ProxyGuardMixin(DecidingMixin):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 
-    Decides by `ctrlreward.selection.AlarmRule`: prompt by prompt if a `GenerationScorer` logs the
-    held-out metrics, else by the trends of means.
+    Decides by `ctrlreward.selection.AlarmRule`, prompt by prompt: a `GenerationScorer` must log the
+    held-out metrics.
 
     Logs `<name>/p_value` and `<name>/alarm`, 1 if the p-value is at most `level`, else 0. When an
     alarm begins, a warning is printed, and the trainer's Weights & Biases runs get an alert. To
     exclude checkpoints under alarm, use the constraint of `RewardCheckpoint`
     `{"guard/alarm": (None, 0)}`.
 
-    A metric can come from a `GenerationScorer` listed before this callback, from `validation_step`,
-    or from training (the last value counts, so log a mean over enough samples). A validation with
-    NaN or infinity in either metric is skipped. Further arguments are as in `AlarmRule`.
+    Held-out metrics come from a `GenerationScorer` listed before this callback. Without their
+    scores by prompt no test is possible, which a warning says. The proxy may also come from
+    `validation_step`, or from training (the last value counts, so log a mean over enough samples).
+    A validation with NaN or infinity in either metric is skipped. Further arguments are as in
+    `AlarmRule`.
 
     Args:
         proxy: Logged key of the optimised metric.
@@ -80,19 +82,19 @@ class ProxyGuardMixin(DecidingMixin):
         held_out: str | Sequence[str] | Mapping[str, HeldOutMode],
         proxy_mode: Mode | None = None,
         held_out_mode: HeldOutMode | None = None,
-        window: int = WINDOW,
-        level: float | None = None,
+        level: float = LEVEL,
         stop: bool = False,
         name: str = "guard",
         reference: Reference = "first",
         margin: float | Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
-        settings = (window, level, reference, margin)
+        settings = (level, reference, margin)
         with rule_errors(self):
             self.decide_by(AlarmRule(proxy, held_out, proxy_mode, held_out_mode, *settings))
         self.stop = stop
         self.name = name
+        self._warned = False
 
     @property
     def alarm(self) -> bool:
@@ -165,6 +167,9 @@ class ProxyGuardMixin(DecidingMixin):
         if wait:
             stale |= {*self.rule.keys} - metrics.keys()
         decision = self.decide(trainer, metrics, stale, evidence)
+        if decision.untestable and not self._warned:
+            rank_zero_warn(f"ProxyGuard raises no alarm: {decision.reason}")
+            self._warned = True
         if decision.p_value is None:
             return {}
         alarm = trainer.strategy.reduce_boolean_decision(decision.alarm, all=False)

@@ -43,7 +43,6 @@ FRONT_NAMES = {
 GUARD_NAMES = {
     "monitor": "proxy and held_out",
     "mode": "proxy_mode and held_out_mode",
-    "patience": "window",
     "alpha": "level",
 }
 

@@ -362,15 +362,12 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
 def selection_facts(keeper: Any, monitor: str | None, names: Mapping[str, str]) -> dict[str, Any]:
     """Return what a checkpoint callback selected and how; `names` are other names of keys."""
     how = {name: getattr(getattr(keeper, "rule", None), name, None) for name in CHOICES}
-    if isinstance(how["ties_by"], Mapping):
-        how["ties_by"] = {names.get(key, key): mode for key, mode in how["ties_by"].items()}
     bounds = getattr(keeper, "constraints", {})
     return {
         "monitor": monitor and names.get(monitor, monitor),
         "step": getattr(keeper, "selected_step", None),
         "constraints": {names.get(key, key): list(pair) for key, pair in bounds.items()},
         **how,
-        "optimism": getattr(keeper, "optimism", None),
         "reason": getattr(keeper, "reason", ""),
     }
 

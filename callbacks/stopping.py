@@ -24,7 +24,7 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.selection import StopRule, StopState
-from ctrlreward.selection.stopping import DECLINE, FUTILITY, PATIENCE
+from ctrlreward.selection.stopping import DECLINE, PATIENCE
 
 
 @checked_keywords(
@@ -38,7 +38,7 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
     one would; if it had already stopped, it ends at once, unless its new settings (more patience,
     another threshold) would not have stopped it.
 
-    Further arguments are as in `StopRule`. `decline`, `futility` and `min_delta="noise"` need a
+    Further arguments are as in `StopRule`. `decline` and `min_delta="noise"` need a
     score that a `GenerationScorer` logs.
 
     Args:
@@ -78,12 +78,11 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
         check_finite: bool = True,
         verbose: bool = False,
         decline: bool = False,
-        futility: bool = False,
         level: float = 0.05,
     ) -> None:
         limits = (min_steps, stopping_threshold, divergence_threshold, check_finite)
         with rule_errors(self):
-            rule = StopRule(monitor, mode, patience, min_delta, *limits, decline, futility, level)
+            rule = StopRule(monitor, mode, patience, min_delta, *limits, decline, level)
         super().__init__(
             monitor=monitor,
             mode=mode or "max",
@@ -161,7 +160,7 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
         self.wait_count = state.wait_count
         reasons = package_of(self).load("callbacks.early_stopping.EarlyStoppingReason")
         cause = state.stopped_by or "not_stopped"
-        if cause in (DECLINE, FUTILITY):  # Lightning has no names for these
+        if cause == DECLINE:  # Lightning has no name for it
             cause = PATIENCE
         self.stopping_reason = reasons[cause.upper()]
         self.stopping_reason_message = state.stopping_reason or None

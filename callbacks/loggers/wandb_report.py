@@ -228,7 +228,6 @@ def _selected(trainer: Trainer) -> dict[str, Any]:
         selected["selected/constraints"] = {k: list(b) for k, b in checkpoint.constraints.items()}
         selected["selected/constraints_met"] = checkpoint.selected_step is not None
         selected["selected/reason"] = checkpoint.reason
-        selected["selected/optimism"] = checkpoint.optimism
     return selected
 
 

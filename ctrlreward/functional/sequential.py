@@ -185,70 +185,6 @@ def rise_p_value(
     return sign_flip_p_value(sums - margin * sizes)
 
 
-def mean_interval(
-    values: npt.ArrayLike, level: float, within: Sequence[float | None] = (None, None)
-) -> tuple[float, float, float]:
-    """Return the mean of a validation with its two-sided interval.
-
-    If values repeat, as 0 and 1 or ratings do, it has the means m with n · KL(mean, m) ≤
-    ln(2 / level) (Hoeffding 1963, theorem 1), and misses the expectation with probability `level`
-    at most if both bounds of the score are known; without them, the observed ones are taken. If no
-    value repeats, each end is by Student's t or, if that is further out, by Hall's transformed t
-    (1992, J. R. Stat. Soc. B 54), which is still too narrow for strongly skewed scores.
-
-    `values` are the score of each prompt, NaN if it could not be scored. The interval is `within`
-    the smallest and largest possible value, None for no bound, and reaches both with fewer than two
-    prompts, and if all values are equal and a bound is unknown.
-
-    Examples:
-        >>> mean_interval([1.0, 2.0, 3.0], level=0.05, within=(0.0, None))
-        (2.0, 0.0, 4.484...)
-    """
-    smallest = -math.inf if within[0] is None else within[0]
-    largest = math.inf if within[1] is None else within[1]
-    array = np.asarray(values, dtype=np.float64)
-    valid = array[np.isfinite(array)]
-    mean = float(valid.mean()) if len(valid) else math.nan
-    distinct, known = len(np.unique(valid)), math.isfinite(largest - smallest)
-    if len(valid) < 2 or (distinct == 1 and not known):
-        return mean, smallest, largest
-    if distinct < len(valid):
-        low = smallest if math.isfinite(smallest) else float(valid.min())
-        high = largest if math.isfinite(largest) else float(valid.max())
-        length = high - low
-        share = min(1.0, max(0.0, (mean - low) / length)) if length > 0 else 0.0
-        divergence = math.log(2 / level) / len(valid)
-        above = length * _smallest_expectation(share, divergence)
-        return mean, low + above, high - length * _smallest_expectation(1 - share, divergence)
-    from scipy import stats  # takes half a second
-
-    root, spread = math.sqrt(len(valid)), float(valid.std())
-    skew = float((((valid - mean) / spread) ** 3).mean()) / root if spread > 0 else 0.0
-    t = float(stats.t.isf(level / 2, len(valid) - 1))
-    error = float(valid.std(ddof=1)) / root
-    low = mean - max(t, _hall_inverse(t, skew)) * error
-    high = mean - min(-t, _hall_inverse(-t, skew)) * error
-    return mean, min(max(low, smallest), largest), max(min(high, largest), smallest)
-
-
-def _hall_inverse(t: float, skew: float) -> float:
-    """Return the T with T + skew · (T² / 3 + 1/6) + skew² · T³ / 27 = t, with skew γ / √n."""
-    if abs(skew) < 1e-6:
-        return t
-    return float(np.cbrt(1 + skew * (t - skew / 6)) - 1) * 3 / skew
-
-
-def _smallest_expectation(mean: float, divergence: float) -> float:
-    """Return the smallest m in [0, mean] with KL(mean, m) ≤ divergence, of Bernoulli variables."""
-    low, high = 0.0, mean
-    for _ in range(40):
-        m = (low + high) / 2
-        near = mean * math.log(mean / m) if m > 0 else 0.0
-        far = (1 - mean) * math.log((1 - mean) / (1 - m)) if mean < 1 else 0.0
-        low, high = (low, m) if near + far <= divergence else (m, high)
-    return low
-
-
 def detectable_difference(
     before: npt.ArrayLike, after: npt.ArrayLike, level: float = 0.05, power: float = 0.8
 ) -> float:
@@ -316,37 +252,6 @@ def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
     between = spread if repeats == 1 else float(np.maximum(0.0, spread - within / repeats))
     detectable = detectable_difference(before_means, after_means)
     return Resolution(both, detectable, 4 * both, math.sqrt(between), math.sqrt(within))
-
-
-def selection_optimism(scores: npt.ArrayLike) -> float:
-    """Return by how much the mean of the best validation exceeds its expectation.
-
-    For each of several fixed halvings of the prompts, the best validation on one half has a higher
-    mean there than on the other half; both directions are averaged. With half of the prompts the
-    excess is √2 times that with all.
-
-    `scores` are of each prompt at each validation, higher is better, shape (validations, n); NaN if
-    a prompt could not be scored. A prompt that no validation could score is left out, and so is
-    a validation that could score no prompt of a half. In units of the score; 0 on average if one
-    validation is clearly the best. NaN if fewer than two prompts have a score.
-
-    Examples:
-        >>> selection_optimism([[0.1, 0.2, 0.1, 0.2], [0.8, 0.9, 0.8, 0.9]])  # no doubt
-        0.0
-    """
-    array = np.asarray(scores, dtype=np.float64)
-    array = np.where(np.isfinite(array), array, np.nan)
-    array = array[:, ~np.isnan(array).all(axis=0)]
-    places = np.arange(array.shape[1])
-    excesses = []
-    for bit in range((len(places) - 1).bit_length() if len(places) else 0):
-        odd = (places >> bit) % 2 == 1
-        means = np.stack([valid_row_means(array[:, half]) for half in (~odd, odd)])
-        means = means[:, ~np.isnan(means).any(axis=0)]
-        for here, there in (means, means[::-1]) if means.size else ():
-            best = int(here.argmax())
-            excesses.append(here[best] - there[best])
-    return float(np.mean(excesses) / math.sqrt(2)) if excesses else math.nan
 
 
 def jackknife_values(whole: float, without: npt.ArrayLike) -> Floats:

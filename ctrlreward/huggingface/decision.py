@@ -28,8 +28,7 @@ from ctrlreward.huggingface.run_state import (
 from ctrlreward.items import counted
 from ctrlreward.lightning_package import package_of
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
-from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference
-from ctrlreward.selection.best import ConstraintTest, Ties
+from ctrlreward.selection.alarm import LEVEL, HeldOutMode, Reference
 from ctrlreward.selection.decider import Decider, Decides, KeepsBest, KeepsFront, with_assigned
 from ctrlreward.selection.metrics import Bounds, NotLogged
 
@@ -211,10 +210,9 @@ class DecisionCallback(Decides, TrainerCallback):
 class RewardCheckpoint(KeepsBest, DecisionCallback):
     """Selects the checkpoint with the best held-out score (`ctrlreward.selection.BestRule`).
 
-    Saves a checkpoint at each evaluation whose score is the best so far (with `ties_by`, at each
-    that meets the constraints), next to checkpoints of the trainer's `save_strategy`, and sets
-    `state.best_global_step` and `state.best_model_checkpoint`: `save_total_limit` keeps the
-    selected checkpoint, and `load_best_model_at_end=True` loads it. `metric_for_best_model` and
+    Saves a checkpoint at each evaluation whose score is the best so far, next to checkpoints of the
+    trainer's `save_strategy`, and sets `state.best_global_step` and `state.best_model_checkpoint`:
+    `save_total_limit` keeps the selected checkpoint, and `load_best_model_at_end=True` loads it. `metric_for_best_model` and
     `state.best_metric` remain the trainer's. If no evaluation met the constraints, the model of the
     last step remains, with a warning. An evaluation before the first step (`eval_on_start`) has no
     checkpoint, and is not a candidate. With `save_strategy="best"` the trainer writes no other
@@ -229,9 +227,8 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
 
     Raises:
-        ValueError: A setting is out of range; at the start: an unknown direction, or `ties_by` with
-            settings of the trainer that would remove checkpoints; after the first evaluation: a key
-            is not logged.
+        ValueError: A setting is out of range; at the start: an unknown direction; after the first
+            evaluation: a key is not logged.
     """
 
     saves = True
@@ -241,16 +238,12 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         monitor: str = "score/attribute_relevance",
         mode: Mode | None = None,
         constraints: Mapping[str, Bounds] | None = None,
-        ties_by: Ties | None = None,
-        constraint_test: ConstraintTest = "point",
         level: float = 0.05,
     ) -> None:
         self.monitor, self.mode = monitor, mode
         self._strategy: str | None = None  # the save_strategy of the trainer
         self._folder: Path | None = None  # of the run's checkpoints
-        top_k = 1 if ties_by is None else -1
-        settings = (top_k, constraints or {}, ties_by, constraint_test, level)
-        super().__init__(monitor, BestRule(monitor, mode, *settings))
+        super().__init__(monitor, BestRule(monitor, mode, 1, constraints or {}, level))
         self.constraints = dict(self.rule.constraints)
 
     def on_train_begin(
@@ -261,12 +254,6 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         is_trial = state.is_hyper_param_search  # whose folder is known when it saves
         self._folder = None if is_trial else Path(args.output_dir or ".")
         super().on_train_begin(args, state, control, **kwargs)
-        removes = args.save_strategy == SaveStrategy.BEST or args.save_total_limit is not None
-        if self.rule.ties_by is not None and removes:
-            raise ValueError(
-                "ties_by chooses among several checkpoints, which save_total_limit and "
-                "save_strategy='best' remove or do not write. Leave them out."
-            )
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -414,12 +401,11 @@ class RewardEarlyStopping(DecisionCallback):
         divergence_threshold: float | None = None,
         check_finite: bool = True,
         decline: bool = False,
-        futility: bool = False,
         level: float = 0.05,
     ) -> None:
         self.monitor, self.mode = monitor, mode
         limits = (min_steps, stopping_threshold, divergence_threshold, check_finite)
-        rule = StopRule(monitor, mode, patience, min_delta, *limits, decline, futility, level)
+        rule = StopRule(monitor, mode, patience, min_delta, *limits, decline, level)
         super().__init__(monitor, rule)
 
     def resume(self, step: int) -> bool:
@@ -439,9 +425,10 @@ class RewardEarlyStopping(DecisionCallback):
 class ProxyGuard(DecisionCallback):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 
-    Decides by `ctrlreward.selection.AlarmRule`. Adds `eval_<name>/p_value` and `eval_<name>/alarm`
-    (1 or 0) to the metrics of the evaluation and to `log_history`. When an alarm begins, a warning
-    is logged, and the runs of Weights & Biases and trackio get an alert. To exclude checkpoints
+    Decides by `ctrlreward.selection.AlarmRule`, on the scores by prompt of a `GenerationScorer`;
+    without them a warning says that no alarm is possible. Adds `eval_<name>/p_value` and
+    `eval_<name>/alarm` (1 or 0) to the metrics of the evaluation and to `log_history`. When an
+    alarm begins, a warning is logged, and the runs of Weights & Biases and trackio get an alert. To exclude checkpoints
     under alarm, add `RewardCheckpoint(..., constraints={"guard/alarm": (None, 0)})` after this
     callback. Further arguments are as in `AlarmRule`.
 
@@ -466,20 +453,20 @@ class ProxyGuard(DecisionCallback):
         held_out: str | Sequence[str] | Mapping[str, HeldOutMode],
         proxy_mode: Mode | None = None,
         held_out_mode: HeldOutMode | None = None,
-        window: int = WINDOW,
-        level: float | None = None,
+        level: float = LEVEL,
         stop: bool = False,
         name: str = "guard",
         reference: Reference = "first",
         margin: float | Mapping[str, float] | None = None,
     ) -> None:
-        settings = (window, level, reference, margin)
+        settings = (level, reference, margin)
         rule = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, *settings)
         super().__init__(f"{proxy} {', '.join(rule.modes)} {name}", rule)
         self.proxy, self.held_out = proxy, held_out
         self.proxy_mode, self.held_out_mode = proxy_mode, held_out_mode
         self.stop = stop
         self.name = name
+        self._warned = False
 
     def resume(self, step: int) -> bool:
         """Return whether an alarm had stopped the run, and would with these settings."""
@@ -489,6 +476,9 @@ class ProxyGuard(DecisionCallback):
         self, decision: Any, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
     ) -> None:
         """Log the test, warn when an alarm begins, and stop training if asked to."""
+        if decision.untestable and not self._warned:
+            self.say(state, f"no alarm is possible: {decision.reason}")
+            self._warned = True
         if decision.p_value is None:
             return
         values = {"alarm": float(decision.alarm), "p_value": decision.p_value}

@@ -259,9 +259,7 @@ def _rules(
             }
             mode = better_mode(stored, monitor)
             how = {k: chosen[k] for k in CHOICES if chosen.get(k)}
-            if isinstance(ties := how.get("ties_by"), Mapping):
-                how["ties_by"] = {logged_key(stored, key): ties[key] for key in ties}
-            found["best"] = BestRule(monitor, mode, constraints=bounds, ranges=stored.ranges, **how)
+            found["best"] = BestRule(monitor, mode, constraints=bounds, **how)
         except (AttributeError, TypeError, ValueError) as error:
             missing.append(f"selection of the run: {error}")
     if options.maximise or options.minimise or options.guard or options.pareto:
@@ -609,9 +607,9 @@ def _charts(selection: Selection) -> list[dict[str, Any]]:
     """Return the curves by subject: reward, held-out scores, KL, drift, and all others."""
     run, rules = selection.run, selection.rules
     bands: dict[str, dict[int, tuple[float, float]]] = {}
-    for number, each in enumerate(selection.decided, 1):
+    for each in selection.decided:
         for key in each.validation.evidence or {}:
-            found = interval_of(selection, each, key, number)
+            found = interval_of(each, key)
             if found and _holds(each, key, found):
                 bands.setdefault(key, {})[each.validation.step] = found
     bounds = rules.best.constraints if rules.best else {}

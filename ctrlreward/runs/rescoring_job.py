@@ -105,7 +105,7 @@ def run(arguments: list[str]) -> None:
         path = Path(options.reward)
         block = read_reward(path)
         stored, names = without_prefix(read_stored_run(options.run))
-        for option in ("maximise", "minimise", "subject_to", "guard", "pareto", "ties_by"):
+        for option in ("maximise", "minimise", "subject_to", "guard", "pareto"):
             options[option] = _renamed(options[option], names)
         folder = Path(options.output or stored.folder / "rescored" / path.stem)
         reward = reward_of(block, options.device)
@@ -387,13 +387,9 @@ def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[ar
         for sign, bound in zip((">=", "<="), pair, strict=True)
         if bound is not None
     ]
-    ties = recorded.get("ties_by")
-    ties = options.ties_by or (":".join(*ties.items()) if isinstance(ties, dict) else ties)
-    test = (not options.subject_to and recorded.get("constraint_test")) or options.constraint_test
     keys: dict[str, Mode] = dict.fromkeys(options.maximise, "max")
     keys |= dict.fromkeys(options.minimise, "min")
-    one = {**vars(options), "subject_to": bounds, "ties_by": ties, "constraint_test": test}
-    one |= {"maximise": None, "minimise": None}
+    one = {**vars(options), "subject_to": bounds, "maximise": None, "minimise": None}
     if not keys and (options.pareto or options.guard):
         return [argparse.Namespace(**one)]
     if not keys:

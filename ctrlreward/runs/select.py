@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
+import numpy as np
 from pydantic import TypeAdapter
 from rich.table import Table
 
@@ -16,7 +16,6 @@ from ctrlreward.arguments import Mode, check_ending, did_you_mean, one_of
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
 from ctrlreward.files import json_text, write_whole
-from ctrlreward.functional.sequential import level_of_test, mean_interval
 from ctrlreward.items import counted
 from ctrlreward.runs.folder import StoredRun, read_stored_run
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
@@ -164,9 +163,6 @@ def add_rule_options(parser: CommandParser, several: bool = False) -> None:
     add("--pareto", "show the Pareto front", metavar="A:max,B:min")
     add("--stop", f"when a rule would have stopped, by {', '.join(_STOP_TYPES)}",
         metavar="patience=N,...")  # fmt: skip
-    add("--ties_by", "choice among checkpoints that cannot be told apart: earliest, or KEY:min, "
-        "KEY:max")  # fmt: skip
-    add("--constraint_test", "point, unless_violated or if_shown", type=str, default="point")
     add("--level", "probability of a false statement in the whole run", type=float, default=0.05)
 
 
@@ -191,7 +187,7 @@ def check_rule_options(options: Any) -> str | None:
     if options.maximise and options.minimise:
         raise ValueError("--maximise and --minimise are both given. Use one of them.")
     monitor: str | None = options.maximise or options.minimise
-    for name in ("subject_to", "stop", "ties_by"):
+    for name in ("subject_to", "stop"):
         if getattr(options, name) and not monitor:
             option = name.replace("_", "-")
             raise ValueError(f"--{option} needs the score to select by: --maximise KEY")
@@ -213,11 +209,7 @@ def run_rules(stored: StoredRun, options: Any) -> RunRules:
             key,
             mode,
             constraints=_constraints(stored, options),
-            ties_by=_ties(stored, options.ties_by),
-            constraint_test=options.constraint_test,
             level=options.level,
-            top_k=1 if options.ties_by is None else -1,
-            ranges=stored.ranges,
         )
         if options.stop:
             stop = StopRule(key, mode, **{"level": options.level, **_stop_settings(options.stop)})
@@ -277,13 +269,6 @@ def _constraints(stored: StoredRun, options: Any) -> dict[str, Bounds]:
         low, high = bounds.get(key, (None, None))
         bounds[key] = (value, high) if match["relation"] == ">=" else (low, value)
     return bounds
-
-
-def _ties(stored: StoredRun, text: str | None) -> Any:
-    if text is None or text == "earliest":
-        return text
-    key, mode = _pair(stored, text, ":", ("max", "min"))
-    return {key: mode or better_mode(stored, key)}
 
 
 _STOP_TYPES = {
@@ -346,18 +331,18 @@ def _print(found: Sequence[Selection], options: Any) -> None:
 def _table(selection: Selection) -> Table:
     table = number_table([], ["step", *selection.keys], show_edge=False)
     table.add_column("", overflow="fold")
-    for number, each in enumerate(selection.decided, 1):
-        cells = [_cell(selection, each, key, number) for key in selection.keys]
+    for each in selection.decided:
+        cells = [_cell(each, key) for key in selection.keys]
         table.add_row(str(each.validation.step), *cells, _note(selection, each))
     return table
 
 
-def _cell(selection: Selection, each: Decided, key: str, number: int) -> str:
+def _cell(each: Decided, key: str) -> str:
     value = each.validation.metrics.get(key)
     if value is None:
         return "–"
     text = f"{value:.4g}"
-    interval = interval_of(selection, each, key, number)
+    interval = interval_of(each, key)
     if interval is not None:
         text += f" ({interval[0]:.4g} to {interval[1]:.4g})"
     if key in each.constraints:
@@ -365,20 +350,24 @@ def _cell(selection: Selection, each: Decided, key: str, number: int) -> str:
     return text
 
 
-def interval_of(
-    selection: Selection, each: Decided, key: str, number: int
-) -> tuple[float, float] | None:
-    """Return the interval of a value at the `number`-th validation; None without prompts.
+def interval_of(each: Decided, key: str) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean by a bootstrap of the prompts; None without two of them.
 
-    It stays within the range of the score, if the run declares one.
+    Percentiles of 1,000 resamples (Efron and Tibshirani 1993, ch. 13), the same in every call.
     """
     row = (each.validation.evidence or {}).get(key)
     if row is None or key in each.validation.stale:
         return None
-    level = selection.rules.best.level if selection.rules.best else 0.05
-    within = selection.run.ranges.get(key, (None, None))
-    _, low, high = mean_interval(row, level_of_test(level, number), within)
-    return (low, high) if isfinite(low) and isfinite(high) else None
+    from scipy.stats import bootstrap  # takes half a second
+
+    values = np.asarray(row, dtype=np.float64)
+    values = values[np.isfinite(values)]
+    if len(values) < 2:
+        return None
+    found = bootstrap(
+        (values,), np.mean, n_resamples=1000, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
+    return float(found.low), float(found.high)
 
 
 def _note(selection: Selection, each: Decided) -> str:
@@ -457,9 +446,9 @@ def _chosen(selection: Selection) -> dict[str, Any]:
 def to_json(selection: Selection) -> dict[str, Any]:
     """Return the contents of table and summary as plain data; NaN is null."""
     validations = []
-    for number, each in enumerate(selection.decided, 1):
+    for each in selection.decided:
         metrics, step = each.validation.metrics, each.validation.step
-        intervals = {key: interval_of(selection, each, key, number) for key in selection.keys}
+        intervals = {key: interval_of(each, key) for key in selection.keys}
         validations.append(
             {
                 "step": step,

@@ -18,7 +18,6 @@ from ctrlreward.arguments import (
     sign_of,
 )
 from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
-from ctrlreward.functional.trend import LONGEST, rising_p_value
 from ctrlreward.selection.metrics import (
     Bounds,
     Evidence,
@@ -37,10 +36,6 @@ Reference: TypeAlias = Literal["first", "best"]
 
 # Probability of a false alarm in a whole run, with scores by prompt.
 LEVEL = 0.05
-# Without scores by prompt: at most 5 % of runs of 20 validations raise a false alarm with these,
-# even if the proxy always rises and the held-out metric is a random walk.
-WINDOW = 12
-WALK_LEVEL = 0.01
 # Half of a small effect in Cohen (1988). A decline of a tenth of the spread between prompts
 # is within the disagreement of two readers; with 2,000 prompts it would be significant at once.
 MARGIN = 0.1
@@ -51,19 +46,17 @@ class AlarmState(State):
     """The reference of later validations, and whether there is an alarm.
 
     Attributes:
-        values: Proxy and held-out metrics of the last validations without scores by prompt.
         alarm: Whether the last scored validation raised an alarm.
         alarm_step: Step of the first alarm, -1 before.
         references: Held-out key → its reference validation.
-        tests: Number of tests on scores by prompt so far.
+        tests: Number of tests so far.
         last: p-value and reason of the last such test.
 
     Examples:
-        >>> AlarmState(values=((0.1, 0.9), (0.2, 0.7))).alarmed(step=200).alarm_step
+        >>> AlarmState().alarmed(step=200).alarm_step
         200
     """
 
-    values: tuple[tuple[float, ...], ...] = ()
     alarm: bool = False
     alarm_step: int = -1
     references: Mapping[str, Validation] = field(default_factory=dict)
@@ -80,8 +73,9 @@ class AlarmDecision(NamedTuple):
     """Result of the test after a validation, or without a new one of the last test.
 
     Attributes:
-        p_value: With scores by prompt, the smallest level of the whole run at which this test would
-            raise an alarm; without, the p-value of the test of the window. None without a test.
+        p_value: Smallest level of the whole run at which this test would raise an alarm, None
+            without a test.
+        untestable: True if a held-out metric has no scores by prompt.
 
     Examples:
         >>> AlarmDecision(False, 1.0, "the first validation").alarm
@@ -91,6 +85,7 @@ class AlarmDecision(NamedTuple):
     alarm: bool
     p_value: float | None
     reason: str
+    untestable: bool = False
 
 
 @checked_keywords()
@@ -98,10 +93,10 @@ class AlarmDecision(NamedTuple):
 class AlarmRule:
     """Rule that raises an alarm if the proxy has risen and a held-out metric has declined.
 
-    With scores by prompt (`evidence`), each validation is compared with a reference validation,
-    prompt by prompt (`ctrlreward.functional.sequential`). Without, the trend of the means of the
-    last `window` validations must exceed the trend of a random walk
-    (`ctrlreward.functional.trend`).
+    Each validation is compared with a reference validation, prompt by prompt
+    (`ctrlreward.functional.sequential`). So held-out metrics need scores by prompt (`evidence`),
+    as a `GenerationScorer` has them; without, there is no test and no alarm. Of the proxy, the mean
+    is enough.
 
     Args:
         proxy: Key of the optimised metric.
@@ -110,18 +105,15 @@ class AlarmRule:
             several, each is tested at its share of the level (Bonferroni).
         proxy_mode: "max" if higher is better, "min" if lower is better.
         held_out_mode: Mode of held-out metrics without one.
-        window: Without scores by prompt, number of validations per test, 4 to 16.
-        level: Probability of a false alarm in the whole run, by default 0.05. Without scores by
-            prompt, the level of each test, by default 0.01; the 8th scored validation is then the
-            first that can raise an alarm.
+        level: Probability of a false alarm in the whole run, in (0, 1).
         reference: Validation to compare with: "first", or "best", the one with the best held-out
             mean so far, which notices a decline after a rise.
         margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
             Defaults to a tenth of the standard deviation between prompts at the reference.
 
     Raises:
-        ValueError: Unknown mode or reference, `window`, `level` or `margin` out of range, or the
-            same metric twice.
+        ValueError: Unknown mode or reference, `level` or `margin` out of range, or the same metric
+            twice.
 
     Examples:
         >>> rule = AlarmRule("reward", "rating")
@@ -139,8 +131,7 @@ class AlarmRule:
     held_out: str | Sequence[str] | Mapping[str, HeldOutMode]
     proxy_mode: Mode | None = "max"
     held_out_mode: HeldOutMode | None = "max"
-    window: int = WINDOW
-    level: float | None = None
+    level: float = LEVEL
     reference: Reference = "first"
     margin: float | Mapping[str, float] | None = None
 
@@ -158,20 +149,12 @@ class AlarmRule:
                 f"proxy and held_out must be different metrics, got {self.proxy!r} for both"
             )
         one_of("reference", self.reference, ("first", "best"))
-        if not 4 <= self.window <= LONGEST:
-            raise ValueError(f"window must be 4 to {LONGEST} scored validations, got {self.window}")
-        check_level(self._run_level)
+        check_level(self.level)
         margins = self.margin if isinstance(self.margin, Mapping) else {"": self.margin or 0.0}
         for key, margin in margins.items():
             if key:
                 one_of("a key of margin", key, self.modes)
             not_negative("margin", margin)
-        smallest, level = 2.0 ** (1 - self.window), self._walk_level
-        if level < smallest:
-            raise ValueError(
-                f"level must be less than 1 and at least {smallest:.2g}, the smallest p-value of a "
-                f"window of {self.window}, got {level}"
-            )
 
     @property
     def keys(self) -> list[str]:
@@ -189,14 +172,6 @@ class AlarmRule:
             return dict(self.held_out)
         keys = [self.held_out] if isinstance(self.held_out, str) else self.held_out
         return dict.fromkeys(keys, self.held_out_mode)
-
-    @property
-    def _run_level(self) -> float:
-        return LEVEL if self.level is None else self.level
-
-    @property
-    def _walk_level(self) -> float:
-        return WALK_LEVEL if self.level is None else self.level
 
     def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> AlarmRule:
         """Return the rule with the directions that the scorers of a run declare."""
@@ -228,10 +203,11 @@ class AlarmRule:
         if not all(map(math.isfinite, row)):
             reason = ", ".join(f"{key} is {value}" for key, value in zip(keys, row, strict=True))
             return state, AlarmDecision(state.alarm, None, reason)
-        if evidence is not None and all(key in evidence for key in self.modes):
-            state = self._compare(state, Validation.of(step, metrics, evidence, keys))
-        else:
-            state = replace(state, values=(*state.values, row)[-self.window :], last=None)
+        lacking = [key for key in self.modes if key not in (evidence or {})]
+        if lacking:
+            reason = f"{', '.join(lacking)} without scores by prompt, which an alarm needs"
+            return state, AlarmDecision(state.alarm, None, reason, untestable=True)
+        state = self._compare(state, Validation.of(step, metrics, evidence, keys))
         decision = self._last_test(state)
         return (state.alarmed(step) if decision.alarm else replace(state, alarm=False)), decision
 
@@ -242,10 +218,9 @@ class AlarmRule:
         return state, self._last_test(state)
 
     def _last_test(self, state: AlarmState) -> AlarmDecision:
-        if state.last is None:
-            return self._test_trend(state)
+        assert state.last is not None  # `_compare` has set it
         p_value, reason = state.last
-        return AlarmDecision(p_value <= self._run_level, p_value, reason)
+        return AlarmDecision(p_value <= self.level, p_value, reason)
 
     def _compare(self, state: AlarmState, now: Validation) -> AlarmState:
         """Return the new state, with the p-value for the run and a reason."""
@@ -298,44 +273,17 @@ class AlarmRule:
     def _explain(
         self, before: Validation, now: Validation, key: str, p_value: float, share: float
     ) -> str:
-        difference = before.differs(now, key, self._run_level * share / len(self.modes))
+        difference = before.differs(now, key, self.level * share / len(self.modes))
         assert difference is not None  # `_compare` has checked the prompts
         what = f"{key} since step {before.step}: {describe(difference)}"
-        test = f"p = {p_value:.2g} at a level of {self._run_level} for the whole run"
-        if p_value > self._run_level:
+        test = f"p = {p_value:.2g} at a level of {self.level} for the whole run"
+        if p_value > self.level:
             return f"{what} ({test})"
         return (
             f"{self.proxy} improved from {before.metrics[self.proxy]:.4f} to "
             f"{now.metrics[self.proxy]:.4f}, while {what} ({test}): the policy may be gaming the "
             "reward"
         )
-
-    def _test_trend(self, state: AlarmState) -> AlarmDecision:
-        window = state.values[-self.window :]
-        proxy, *held_out = (np.array(column) for column in zip(*window, strict=True))
-        rise = rising_p_value(sign_of(self.proxy_mode) * proxy)
-        falls = {}
-        for (key, mode), column in zip(self.modes.items(), held_out, strict=True):
-            signs = _signs(mode)
-            either = min(rising_p_value(-sign * column) for sign in signs)
-            falls[key] = min(1.0, len(self.modes) * len(signs) * either)
-        key = min(falls, key=lambda name: falls[name])
-        p_value = max(rise, falls[key])
-        alarm = p_value <= self._walk_level
-        if not alarm:
-            reason = (
-                f"p = {rise:.4f} for a rise of {self.proxy}, p = {falls[key]:.4f} for a decline of "
-                f"{key}: not both at most {self._walk_level} (trend of means, no scores by prompt)"
-            )
-            return AlarmDecision(alarm, p_value, reason)
-        column = held_out[list(self.modes).index(key)]
-        reason = (
-            f"{self.proxy} improved from {proxy[0]:.4f} to {proxy[-1]:.4f} (p = {rise:.4f}) while "
-            f"{key} got worse, from {column[0]:.4f} to {column[-1]:.4f} (p = {falls[key]:.4f}), in "
-            f"the last {len(window)} scored validations (trend of means, no scores by prompt): the "
-            "policy may be gaming the reward"
-        )
-        return AlarmDecision(alarm, p_value, reason)
 
 
 def _signs(mode: HeldOutMode) -> tuple[float, ...]:

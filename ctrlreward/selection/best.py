@@ -5,18 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import numpy as np
-
-from ctrlreward.arguments import Mode, check_direction, checked_keywords, one_of, sign_of
-from ctrlreward.functional.sequential import (
-    PairedDifference,
-    check_level,
-    level_of_test,
-    mean_interval,
-    selection_optimism,
-)
+from ctrlreward.arguments import Mode, check_direction, checked_keywords, sign_of
+from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
 from ctrlreward.items import counted
 from ctrlreward.selection.metrics import (
     Bounds,
@@ -30,10 +22,7 @@ from ctrlreward.selection.metrics import (
     read,
 )
 
-ConstraintTest: TypeAlias = Literal["point", "unless_violated", "if_shown"]
-Ties: TypeAlias = Literal["earliest"] | Mapping[str, Mode]
-
-CHOICES = ("top_k", "ties_by", "constraint_test", "level")  # settings that a report repeats
+CHOICES = ("top_k", "level")  # settings that a report repeats
 LAST_STEP = "the last step"  # for the checkpoint, in the summary of a run that loaded none
 
 
@@ -107,30 +96,21 @@ class BestRule:
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
             NaN and a key without a value violate the constraint. A key that this validation did
             not log counts with its last value.
-        ties_by: Choice among checkpoints whose score is not distinguishable from the best one:
-            "earliest", or one key → its better direction, {"policy/kl": "min"}. By default, the
-            score itself decides.
-        constraint_test: "point" compares the metric with the bounds. "unless_violated" rejects a
-            validation only if the metric's interval is outside, "if_shown" unless it is inside;
-            metrics without scores by prompt are compared with the bounds. The interval keeps its
-            level for metrics whose bounds are in `ranges`; otherwise it is approximate, and too
-            narrow for strongly skewed scores (`ctrlreward.functional.sequential.mean_interval`).
-        level: Probability that any interval of the run misses its value, in (0, 1).
-        ranges: Key → smallest and largest possible value, within which an interval stays.
+        level: Probability that any interval of the run misses its difference, in (0, 1).
 
     Raises:
-        ValueError: Unknown mode, choice or test, `top_k` below -1, `level` out of range, or a
-            constraint that is not a range.
+        ValueError: Unknown mode, `top_k` below -1, `level` out of range, or a constraint that is
+            not a range.
 
     Examples:
-        >>> rule = BestRule("sim", ties_by="earliest")
+        >>> rule = BestRule("sim")
         >>> state = rule.start()
         >>> for step, scores in [(100, [0.2, 0.6, 0.5, 0.4] * 4), (200, [0.5, 0.2, 0.7, 0.4] * 4)]:
         ...     evidence = {"sim": scores}
         ...     metrics = {"sim": sum(scores) / 16}
         ...     state, decision = rule.update(state, step, metrics, evidence=evidence)
         >>> rule.best(state), decision.keep
-        (100, False)
+        (200, True)
         >>> decision.reason
         'sim is 0.4500, not distinguishable from 0.4250 at step 100 (difference +0.0250, ...'
     """
@@ -139,10 +119,7 @@ class BestRule:
     mode: Mode | None = "max"
     top_k: int = 1
     constraints: Mapping[str, Bounds] = field(default_factory=dict)
-    ties_by: Ties | None = None
-    constraint_test: ConstraintTest = "point"
     level: float = 0.05
-    ranges: Mapping[str, Bounds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_key("monitor", self.monitor)
@@ -165,26 +142,16 @@ class BestRule:
                     )
         if self.top_k < -1:
             raise ValueError(f"top_k must be a count, or -1 to keep all, got {self.top_k}")
-        one_of("constraint_test", self.constraint_test, ("point", "unless_violated", "if_shown"))
         check_level(self.level)
-        if self.ties_by not in (None, "earliest"):
-            if not isinstance(self.ties_by, Mapping) or len(self.ties_by) != 1:
-                raise ValueError(
-                    "ties_by must be 'earliest' or one key with its direction, {'policy/kl': "
-                    f"'min'}}, got {self.ties_by!r}"
-                )
-            for key, direction in self.ties_by.items():
-                check_direction(f"ties_by[{key!r}]", direction)
 
     @property
     def keys(self) -> list[str]:
         """Keys that the rule reads, the monitored one first."""
-        ties = self.ties_by if isinstance(self.ties_by, Mapping) else ()
-        return [self.monitor, *self.constraints, *ties]
+        return [self.monitor, *self.constraints]
 
     def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> BestRule:
-        """Return the rule with the direction and the ranges that the scorers of a run declare."""
-        return replace(self, mode=mode_of(self.monitor, self.mode, "mode"), ranges=ranges)
+        """Return the rule with the direction that the scorers of a run declare."""
+        return replace(self, mode=mode_of(self.monitor, self.mode, "mode"))
 
     def start(self) -> BestState:
         """Return the state before the first validation."""
@@ -209,20 +176,19 @@ class BestRule:
         if not math.isfinite(score):
             return state, KeepDecision(False, (), f"{self.monitor} is {score}", invalid=True)
         state = replace(state, validations=state.validations + 1)
-        checks = self.check_constraints(state, metrics, stale, evidence)
+        checks = self.check_constraints(metrics, stale)
         violation = next((check.reason for check in checks.values() if not check.met), "")
         if violation:
             return state, KeepDecision(False, (), violation)
-        keys = [self.monitor, *(self.ties_by if isinstance(self.ties_by, Mapping) else ())]
-        return self._rank(state, Validation.of(step, metrics, evidence, keys))
+        return self._rank(state, Validation.of(step, metrics, evidence, [self.monitor]))
 
     def best(self, state: BestState) -> int | None:
-        """Return the step of the best checkpoint, or the choice of `ties_by`; None without one."""
-        return max(state.kept, key=self._preference(state), default=None)
+        """Return the step of the best checkpoint, None if none is kept."""
+        return max(state.kept, key=self._gain_of(state), default=None)
 
     def worst(self, state: BestState) -> int | None:
         """Return the step that would be dropped first, None if none is kept."""
-        return min(state.kept, key=self._preference(state), default=None)
+        return min(state.kept, key=self._gain_of(state), default=None)
 
     def explain(self, state: BestState) -> str:
         """Return the selected step in words, and the next best that it may not differ from."""
@@ -262,20 +228,7 @@ class BestRule:
             which = "the others" if unpaired else "all other candidates"
             return f"{what}, distinguishable from {which}"
         more = f" and {counted(len(tied) - 1, 'other candidate')}" if tied[1:] else ""
-        how = f"; ties_by = {self.ties_by!r} decides" if self.ties_by else ""
-        return f"{what}, not distinguishable from {tied[0]}{more}{how}"
-
-    def optimism(self, state: BestState) -> float | None:
-        """Estimate how much the best score is the best by chance, ≥ 0 on average.
-
-        See `ctrlreward.functional.sequential.selection_optimism`. NaN if fewer than two prompts
-        have scores; None without scores by prompt, or with fewer than two candidates.
-        """
-        seen = list(state.candidates.values())
-        if len(seen) < 2 or not all(seen[0].has_prompts_of(e, self.monitor) for e in seen[1:]):
-            return None
-        rows = [each.evidence[self.monitor] for each in seen]
-        return selection_optimism(sign_of(self.mode) * np.array(rows))
+        return f"{what}, not distinguishable from {tied[0]}{more}"
 
     def _rank(self, state: BestState, now: Validation) -> tuple[BestState, KeepDecision]:
         step, score = now.step, now.metrics[self.monitor]
@@ -285,7 +238,7 @@ class BestRule:
         difference = None if leader is None else self._difference(state, leader, now)
         # First of equals, so that a new score has to be better than an older one.
         state = replace(state, kept={step: score, **rivals}, candidates={**seen, step: now})
-        worst_first = sorted(state.kept, key=self._preference(state))
+        worst_first = sorted(state.kept, key=self._gain_of(state))
         excess = 0 if self.top_k == -1 else max(0, len(worst_first) - self.top_k)
         gone = worst_first[:excess]
         keep, dropped = step not in gone, tuple(s for s in gone if s != step)
@@ -314,34 +267,12 @@ class BestRule:
     ) -> PairedDifference | None:
         return leader.differs(now, self.monitor, level_of_test(self.level, state.validations))
 
-    def _preference(self, state: BestState) -> Callable[[int], tuple[bool, float]]:
-        """Return the key by which kept steps are sorted, the best one last."""
-        leader = self._leader(state.candidates)
-
-        def is_tied(step: int) -> bool:
-            if leader is None or step not in state.candidates:
-                return False
-            if step == leader.step:
-                return True
-            difference = self._difference(state, leader, state.candidates[step])
-            return difference is not None and not difference.distinguishable
-
-        def preference(step: int) -> tuple[bool, float]:
-            if self.ties_by is None or not is_tied(step):
-                return False, sign_of(self.mode) * state.kept[step]
-            if isinstance(self.ties_by, str):
-                return True, -float(step)
-            ((key, direction),) = self.ties_by.items()
-            return True, sign_of(direction) * state.candidates[step].metrics[key]
-
-        return preference
+    def _gain_of(self, state: BestState) -> Callable[[int], float]:
+        """Return the score of a kept step as a function, higher is better."""
+        return lambda step: sign_of(self.mode) * state.kept[step]
 
     def check_constraints(
-        self,
-        state: BestState,
-        metrics: Mapping[str, float],
-        stale: Collection[str] = (),
-        evidence: Evidence | None = None,
+        self, metrics: Mapping[str, float], stale: Collection[str] = ()
     ) -> dict[str, ConstraintCheck]:
         """Return for each constraint whether a validation meets it; arguments as in `update`."""
         checks = {}
@@ -352,19 +283,7 @@ class BestRule:
             value = read(metrics, key)
             smallest = -math.inf if low is None else low
             largest = math.inf if high is None else high
-            row = None if self.constraint_test == "point" else (evidence or {}).get(key)
-            if row is None or not math.isfinite(value):
-                met = smallest <= value <= largest
-                why = f"{key} is {value:.4f}, outside of [{smallest}, {largest}]"
-            else:
-                level = level_of_test(self.level, max(1, state.validations))
-                _, bottom, top = mean_interval(row, level, self.ranges.get(key, (None, None)))
-                why = f"{key} is {value:.4f} ({bottom:.4f} to {top:.4f}), "
-                if self.constraint_test == "unless_violated":
-                    met = not (top < smallest or bottom > largest)
-                    why += f"outside of [{smallest}, {largest}]"
-                else:
-                    met = smallest <= bottom <= top <= largest
-                    why += f"not shown to be in [{smallest}, {largest}]"
-            checks[key] = ConstraintCheck(value, met, "" if met else why)
+            met = smallest <= value <= largest
+            why = "" if met else f"{key} is {value:.4f}, outside of [{smallest}, {largest}]"
+            checks[key] = ConstraintCheck(value, met, why)
         return checks

@@ -140,11 +140,6 @@ class KeepsBest(Keeps):
         """Reason for the selected checkpoint, and what it is not distinguishable from."""
         return self.rule.explain(self.state)
 
-    @property
-    def optimism(self) -> float | None:
-        """Expected excess of the selected score over its true value, ≥ 0 on average, or None."""
-        return self.rule.optimism(self.state)
-
 
 class KeepsFront(Keeps):
     """Callback that keeps checkpoints by a `ParetoRule`."""

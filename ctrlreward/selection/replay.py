@@ -102,7 +102,7 @@ class RunRules:
 
     @property
     def others(self) -> list[str]:
-        """Further keys that must be in the log: of constraints, ties and the proxy."""
+        """Further keys that must be in the log: of constraints and the proxy."""
         known = [*self.monitored, *([ALARM_KEY] if self.alarm else [])]
         keys = [key for rule in (self.best, self.alarm) if rule for key in rule.keys]
         return [key for key in dict.fromkeys(keys) if key not in known]
@@ -142,7 +142,7 @@ class RunRules:
                     stale = set(stale) - {ALARM_KEY}
             checks: Mapping[str, ConstraintCheck] = {}
             if self.best:
-                checks = self.best.check_constraints(states["best"], metrics, stale, evidence)
+                checks = self.best.check_constraints(metrics, stale)
             if self.stop:
                 stopped = stopped or decisions["stop"].stop
             chooses = "best" if self.best else "pareto"

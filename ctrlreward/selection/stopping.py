@@ -1,21 +1,14 @@
-"""Early stopping: patience, evidence of a decline or of no gain, thresholds."""
+"""Early stopping: patience, evidence of a decline, thresholds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from ctrlreward.arguments import Mode, check_direction, checked_keywords, not_negative, sign_of
-from ctrlreward.functional.sequential import (
-    PairedDifference,
-    check_level,
-    level_of_test,
-    mean_interval,
-)
+from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
 from ctrlreward.items import counted
 from ctrlreward.selection.metrics import (
     Bounds,
@@ -31,7 +24,6 @@ from ctrlreward.selection.metrics import (
 
 PATIENCE = "patience_exhausted"
 DECLINE = "decline_shown"
-FUTILITY = "gain_excluded"
 THRESHOLD = "stopping_threshold"
 DIVERGENCE = "divergence_threshold"
 NON_FINITE = "non_finite_metric"
@@ -45,12 +37,12 @@ class StopState(State):
         best: Best score so far; before the first, minus infinity (plus infinity for mode "min").
         wait_count: Number of scores in a row that did not improve.
         last_score: Last score, NaN before the first.
-        stopped_by: Cause of the stop: `"patience_exhausted"`, `"decline_shown"`, `"gain_excluded"`,
+        stopped_by: Cause of the stop: `"patience_exhausted"`, `"decline_shown"`,
             `"stopping_threshold"`, `"divergence_threshold"` or `"non_finite_metric"`; None if this
             rule did not stop.
         stopping_reason: Reason for the stop in words, "" before.
         stopped_step: Step of the stop, -1 before.
-        recent: The last `patience` + 1 validations with scores by prompt.
+        last: The last validation with scores by prompt, or None.
         leader: Validation of `best` with scores by prompt, or None.
         compared: Number of validations with scores by prompt, without the first.
         failed: Number of NaN in a row at the end.
@@ -67,7 +59,7 @@ class StopState(State):
     stopped_by: str | None = None
     stopping_reason: str = ""
     stopped_step: int = -1
-    recent: tuple[Validation, ...] = ()
+    last: Validation | None = None
     leader: Validation | None = None
     compared: int = 0
     failed: int = 0
@@ -113,11 +105,8 @@ class StopRule:
             NaN (no sample could be scored) is not counted as a score.
         decline: Stop as soon as the scores of the prompts show that this score is worse than the
             best one.
-        futility: Stop as soon as the scores of the prompts exclude an improvement by `min_delta`
-            since `patience` scores ago.
         level: Probability that any interval of the run misses its difference, in (0, 1)
             (`ctrlreward.functional.sequential`).
-        ranges: Key → smallest and largest possible value, as in `BestRule`.
 
     Raises:
         ValueError: Unknown mode or `min_delta`, or `level` out of range.
@@ -140,9 +129,7 @@ class StopRule:
     divergence_threshold: float | None = None
     check_finite: bool = True
     decline: bool = False
-    futility: bool = False
     level: float = 0.05
-    ranges: Mapping[str, Bounds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_key("monitor", self.monitor)
@@ -158,8 +145,8 @@ class StopRule:
         return [self.monitor]
 
     def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> StopRule:
-        """Return the rule with the direction and the ranges that the scorers of a run declare."""
-        return replace(self, mode=mode_of(self.monitor, self.mode, "mode"), ranges=ranges)
+        """Return the rule with the direction that the scorers of a run declare."""
+        return replace(self, mode=mode_of(self.monitor, self.mode, "mode"))
 
     def start(self) -> StopState:
         """Return the state before the first score."""
@@ -199,14 +186,15 @@ class StopRule:
         if state.stopped_by is None:
             return running, StopDecision(False, None, "the run had not been stopped")
         # The last validation is counted again below.
-        if state.stopped_by in (PATIENCE, DECLINE, FUTILITY):
+        if state.stopped_by in (PATIENCE, DECLINE):
             running = replace(running, wait_count=state.wait_count - 1)
         if math.isnan(state.last_score):
             running = replace(running, failed=state.failed - 1)
             last = Validation(step, {self.monitor: math.nan})
-        elif state.recent:
-            running = replace(running, recent=state.recent[:-1], compared=state.compared - 1)
-            last = state.recent[-1]
+        elif state.last is not None:
+            before = None if state.compared == 0 else state.last  # any but None will do
+            running = replace(running, last=before, compared=max(0, state.compared - 1))
+            last = state.last
         else:
             last = Validation(step, {self.monitor: state.last_score})
         again, decision = self._judge(running, last)
@@ -219,8 +207,8 @@ class StopRule:
         if failed:
             return self._fail(state, now.step)
         if now.evidence:
-            recent, compared = (*state.recent, now), state.compared + 1 if state.recent else 0
-            state = replace(state, recent=recent[-self.patience - 1 :], compared=compared)
+            compared = 0 if state.last is None else state.compared + 1
+            state = replace(state, last=now, compared=compared)
         may_stop = now.step >= self.min_steps
         cause, why = self._beyond_limits(score) if may_stop else (None, "")
         if cause is None:
@@ -266,20 +254,6 @@ class StopRule:
             if difference is not None and difference.high < 0:
                 told = describe(difference, self.mode)
                 return DECLINE, f"is worse than at step {leader.step}, {told},"
-        if self.futility and k > 0 and len(state.recent) > self.patience:
-            before = state.recent[-1 - self.patience]
-            level = 2 * level_of_test(self.level, k)
-            difference = self._gain(before, now, level)
-            least = 0.0 if isinstance(self.min_delta, str) else self.min_delta
-            if (
-                difference is not None
-                and difference.high < least
-                and (least <= 0 or self._largest_gain(before, now, level) < least)
-            ):
-                return FUTILITY, (
-                    f"has not improved by {least} since step {before.step}, "
-                    f"{describe(difference, self.mode)},"
-                )
         return None, ""
 
     def _gain(self, before: Validation, now: Validation, level: float) -> PairedDifference | None:
@@ -289,18 +263,6 @@ class StopRule:
             return difference
         value, low, high, prompts = difference
         return PairedDifference(-value, -high, -low, prompts)
-
-    def _largest_gain(self, before: Validation, now: Validation, level: float) -> float:
-        """Return the upper end of the mean gain.
-
-        Flips of signs are exact for no gain alone: scores such as 0 and 1, of which few change, are
-        not symmetric about a gain.
-        """
-        low, high = self.ranges.get(self.monitor, (None, None))
-        most = None if low is None or high is None else high - low
-        within = (None if most is None else -most, most)
-        values = [each.evidence[self.monitor] for each in (before, now)]
-        return mean_interval(sign_of(self.mode) * np.diff(values, axis=0)[0], level, within)[2]
 
     def _beyond_limits(self, score: float) -> tuple[str | None, str]:
         """Return cause and reason of an immediate stop, else `(None, "")`."""
