@@ -9,8 +9,6 @@ from . import scorers as scorers
 from . import selection as selection
 from . import serving as serving
 from .adapters.watching import watch as watch
-from .functional.preferences import LearnedAggregate as LearnedAggregate
-from .functional.preferences import fit_aggregate as fit_aggregate
 from .held_out import HeldOutScorer as HeldOutScorer
 from .models.classifier import Classifier as Classifier
 from .models.classifier import LabelDescriptions as LabelDescriptions

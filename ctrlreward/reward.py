@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, get_args
 
 import numpy as np
@@ -19,7 +18,6 @@ import numpy.typing as npt
 from ctrlreward.arguments import checked_keywords, did_you_mean, not_negative, one_of
 from ctrlreward.engine.accelerators import scoring_stream
 from ctrlreward.functional.aggregates import counted_where, disagreement, mean_minus_deviation
-from ctrlreward.functional.preferences import LearnedAggregate
 from ctrlreward.functional.transfer import GM_THRESHOLDS, checked_thresholds, gm_of
 from ctrlreward.placement import TimeLimit, Worker
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
@@ -217,8 +215,7 @@ class Reward(AnyReward):
               variance). Like `"min"` it needs a common scale: `scales`, or scores that are better
               when higher and have one range.
             - `"geometric_mean"`: of scores of 0 or more that are better when higher.
-            - A callable that maps the scores by name, each of shape (n,), to totals of shape (n,),
-              such as the result of `fit_aggregate`, or its JSON file, `Path("learned.json")`.
+            - A callable that maps the scores by name, each of shape (n,), to totals of shape (n,).
         device: Device to move all scorers to; None keeps the devices.
         thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its classifier, word
             vectors and language model. With t1 ≥ 0, a copied input of the other style has reward 0.
@@ -259,7 +256,7 @@ class Reward(AnyReward):
     def __init__(
         self,
         components: Components,
-        aggregate: AggregateName | Path | Aggregate = "weighted",
+        aggregate: AggregateName | Aggregate = "weighted",
         device: str | None = None,
         thresholds: Thresholds | None = None,
         scales: Scales | None = None,
@@ -270,10 +267,6 @@ class Reward(AnyReward):
         self._conditional = conditions(self.components)
         self.derived = ()
         self.weights = self.thresholds = self.accuracy_score = None
-        if isinstance(aggregate, str | Path) and str(aggregate).endswith(".json"):
-            aggregate = LearnedAggregate.load(aggregate)
-        if isinstance(aggregate, LearnedAggregate):
-            aggregate.check({n: c.spec.higher_is_better for n, c in self.components.items()})
         if isinstance(aggregate, Component | Scorer):
             raise TypeError(f"aggregate = {aggregate!r:.60}. Pass several components as a list.")
         if not callable(aggregate):

@@ -26,7 +26,6 @@ from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import read_config
 from ctrlreward.corpus import score as score_command
 from ctrlreward.files import JsonLog, read_yaml
-from ctrlreward.functional.preferences import LearnedAggregate
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
 from ctrlreward.scorers.judge import Rubric
@@ -198,7 +197,6 @@ def test_a_report_has_no_texts_of_other_folders(capsys: Captured) -> None:
     [
         (Samples.from_jsonl, "rows.jsonl"),
         (lambda path: JsonLog(Path(path)).read(), "log.jsonl"),
-        (LearnedAggregate.load, "description.json"),
         (Rubric.load, "reward.yaml"),
         (Task.load, "reward.yaml"),
     ],

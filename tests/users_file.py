@@ -250,17 +250,6 @@ def rewards() -> None:
     gm = cr.Reward(parts, aggregate="gm", device="cpu", thresholds=(63, -20, 97, -37))
     assert (gm.accuracy_score, gm.thresholds) == ("accuracy", (63, -20, 97, -37))
     gm.release()
-    preferences = functional.Preferences(
-        {"words": np.array([2.0, 3.0])}, {"words": np.array([4.0, 4.0])}, {"words": False}
-    )
-    learned: functional.LearnedAggregate = cr.fit_aggregate(preferences, folds=2, resamples=2)
-    functional.fit_aggregate(preferences, folds=2, resamples=2).save("learned.json")
-    file = Path("learned.json")
-    assert (
-        cr.Reward(Words(), learned)(TEXTS).total.shape
-        == cr.Reward(Words(), file)(TEXTS).total.shape
-    )
-    assert cr.LearnedAggregate.load(file).curves == learned.curves
     assert cr.best_of_n(brevity, TEXTS, labels=["bad"] * 2).samples.texts == ("cold soup",)
     members = {"content": cr.Similarity(VECTORS), "words": Words()}
     scales: dict[str, tuple[float, float]] = cr.fit_scales(

@@ -6,15 +6,12 @@ from ctrlreward.functional.calibration import label_bias
 from ctrlreward.functional.diversity import distinct_by_group, distinct_n
 from ctrlreward.functional.frequency import inverse_document_frequency, inverse_frequency
 from ctrlreward.functional.pareto import non_dominated
-from ctrlreward.functional.preferences import LearnedAggregate, Preferences, fit_aggregate
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
 from ctrlreward.functional.reproducibility import compare_tables
 from ctrlreward.functional.transfer import SentenceScores, adjusted_gm, paired_transfer_bootstrap
 
 __all__ = [
     "Estimate",
-    "LearnedAggregate",
-    "Preferences",
     "SentenceScores",
     "adjusted_gm",
     "auc",
@@ -24,7 +21,6 @@ __all__ = [
     "distinct_by_group",
     "distinct_n",
     "findings_upheld",
-    "fit_aggregate",
     "inverse_document_frequency",
     "inverse_frequency",
     "label_bias",

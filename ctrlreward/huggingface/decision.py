@@ -212,7 +212,8 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
 
     Saves a checkpoint at each evaluation whose score is the best so far, next to checkpoints of the
     trainer's `save_strategy`, and sets `state.best_global_step` and `state.best_model_checkpoint`:
-    `save_total_limit` keeps the selected checkpoint, and `load_best_model_at_end=True` loads it. `metric_for_best_model` and
+    `save_total_limit` keeps the selected checkpoint, and `load_best_model_at_end=True` loads it.
+    `metric_for_best_model` and
     `state.best_metric` remain the trainer's. If no evaluation met the constraints, the model of the
     last step remains, with a warning. An evaluation before the first step (`eval_on_start`) has no
     checkpoint, and is not a candidate. With `save_strategy="best"` the trainer writes no other
@@ -428,7 +429,8 @@ class ProxyGuard(DecisionCallback):
     Decides by `ctrlreward.selection.AlarmRule`, on the scores by prompt of a `GenerationScorer`;
     without them a warning says that no alarm is possible. Adds `eval_<name>/p_value` and
     `eval_<name>/alarm` (1 or 0) to the metrics of the evaluation and to `log_history`. When an
-    alarm begins, a warning is logged, and the runs of Weights & Biases and trackio get an alert. To exclude checkpoints
+    alarm begins, a warning is logged, and the runs of Weights & Biases and trackio get an alert. To
+    exclude checkpoints
     under alarm, add `RewardCheckpoint(..., constraints={"guard/alarm": (None, 0)})` after this
     callback. Further arguments are as in `AlarmRule`.
 

@@ -12,8 +12,7 @@ import numpy as np
 from ctrlreward.arguments import not_negative, positive
 from ctrlreward.completion import Generator, generate
 from ctrlreward.files import json_line, whole_file
-from ctrlreward.functional.preferences import Preferences
-from ctrlreward.reward import Components, Reward, RewardLike, as_reward
+from ctrlreward.reward import RewardLike, as_reward
 from ctrlreward.samples import (
     MissingColumn,
     SampleKeywords,
@@ -213,46 +212,6 @@ def write_pairs(
             row |= {"chosen_reward": totals[best], "rejected_reward": totals[worst]}
             file.write(json_line(row).encode())
     return pairs
-
-
-def score_preferences(
-    components: Components,
-    chosen: SamplesLike,
-    rejected: SamplesLike,
-    **columns: Unpack[SampleKeywords],
-) -> Preferences:
-    """Return the scores of both sides of n preferences, for `fit_aggregate`.
-
-    Args:
-        components: Scores to combine, as `Reward` takes them, without weights.
-        chosen: The preferred texts, as `as_samples` converts them with `columns`.
-        rejected: The other text of each pair.
-        columns: Columns that both sides share. Pairs with the same group, else prompt, else
-            source, else prefix, form a group.
-
-    Raises:
-        ValueError: The sides differ in length.
-
-    Examples:
-        >>> def length(texts):
-        ...     return [len(text) for text in texts]
-        >>> score_preferences({"length": length}, ["Good soup."], ["Soup."]).preferred
-        {'length': array([10.])}
-    """
-    better, worse = as_samples(chosen, **columns), as_samples(rejected, **columns)
-    if len(better) != len(worse):
-        raise ValueError(
-            f"chosen and rejected must be pairs, got {len(better)} and {len(worse)} texts"
-        )
-    reward = Reward(components)
-    n = len(better)
-    both = reward(Samples.concat([better, worse])).components
-    return Preferences(
-        {name: values[:n] for name, values in both.items()},
-        {name: values[n:] for name, values in both.items()},
-        {name: c.spec.higher_is_better for name, c in reward.components.items()},
-        better.groups or better.prompts or better.sources or better.prefixes,
-    )
 
 
 def rows_by_prompt(prompts: Sequence[Hashable]) -> list[list[int]]:

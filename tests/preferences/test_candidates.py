@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward import Reward, Samples, best_of_n, fit_aggregate
-from ctrlreward.preferences.candidates import preference_pairs, score_preferences
+from ctrlreward import Reward, Samples, best_of_n
+from ctrlreward.preferences.candidates import preference_pairs
 
 NAN = float("nan")
 
@@ -113,22 +113,3 @@ def test_wrong_arguments(options: dict, message: str) -> None:
         preference_pairs(**given_)
     with pytest.raises(ValueError, match="n must be positive, got 0"):
         best_of_n(brevity, ["a"], n=0)
-
-
-def test_preferences_of_texts_are_what_fit_aggregate_takes() -> None:
-    def vowels(texts: Sequence[str]) -> list[float]:
-        return [float(sum(text.count(v) for v in "aeiou")) for text in texts]
-
-    chosen = ["aa", "ee b", "oa", "ui", "eee"]
-    rejected = ["b", "c", "dd", "x", "fgh"]
-    components = {"vowels": vowels, "brevity": brevity}
-    preferences = score_preferences(components, chosen, rejected, prompts=[*"pqrst"])
-    assert preferences.groups == tuple("pqrst")
-    assert preferences.preferred["vowels"].tolist() == [2, 2, 2, 2, 3]
-    learned = fit_aggregate(preferences, folds=2, resamples=5)
-    assert (learned.pairs, learned.failed) == (4, 1)
-    reward = Reward(components, learned)
-    better, worse = reward(chosen).total, reward(rejected).total
-    assert np.nanmin(better) > np.nanmax(worse)
-    with pytest.raises(ValueError, match="chosen and rejected must be pairs, got 5 and 4"):
-        score_preferences(components, chosen, rejected[1:])
