@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward.cli import main
-from ctrlreward.functional.preferences import agreement_of_gains, pair_accuracy
+from ctrlreward.functional.preferences import pair_accuracy
 
 SCORES = st.one_of(st.integers(-2, 2).map(float), st.just(np.nan))
 
@@ -67,7 +67,7 @@ def test_clusters_count_as_one() -> None:
     wide = pair_accuracy([1.0] * 10 + [0.0] * 10, [0.5] * 20, [0] * 10 + [1] * 10).higher
     assert (wide.low, wide.high) == (0.0, 1.0)
     # Wilson's interval of one draw: 1 / (1 + z²) = 0.2065 from the end.
-    never = agreement_of_gains([-1.0] * 8, ["p"] * 8)
+    never = pair_accuracy([0.0] * 8, [1.0] * 8, ["p"] * 8).higher
     assert (never.value, never.low) == (0.0, 0.0)
     assert never.high == pytest.approx(1 - 0.2065, abs=1e-4)
     mixed = pair_accuracy([1.0, 1.0, 0.0], [0.5] * 3, ["p"] * 3).higher
