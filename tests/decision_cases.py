@@ -224,25 +224,10 @@ BY_PROMPT = {
     "a decline stops": ByPrompt(
         "4551111", 4, "decline_shown", 2, 4, stopping={"patience": 9, "decline": True}
     ),
-    "a gain is excluded": ByPrompt(
-        "44444444", 4, "gain_excluded", 1, -1,
-        stopping={"patience": 3, "futility": True, "min_delta": 0.5},
-    ),
     "noise is no improvement": ByPrompt(
         "4444444", 4, PATIENCE, 1, -1, stopping={"min_delta": "noise"}
     ),
-    "the earliest of ties": ByPrompt(
-        "45555555", 5, PATIENCE, 1, -1, keeping={"ties_by": "earliest"},
-    ),
-    "a tie by another metric": ByPrompt(
-        "85558888", 8, None, 6, -1, b="77777077", stopping={"patience": 9},
-        keeping={"ties_by": {"score/b": "min"}},
-    ),
-    "a constraint that is not shown": ByPrompt(
-        "12111111", 8, None, 8, -1, b="47444449", stopping={"patience": 9},
-        keeping={"constraints": {"score/b": (0.85, None)}, "constraint_test": "if_shown"},
-    ),
-}  # fmt: skip
+}
 
 
 class HandDriven:
@@ -297,7 +282,7 @@ ON_TWO_RANKS = {
     "two are kept",
     "constraint from both sides",
 }
-BY_PROMPT_ON_TWO_RANKS = {"alarm after a rise", "a gain is excluded", "a tie by another metric"}
+BY_PROMPT_ON_TWO_RANKS = {"alarm after a rise", "a decline stops", "noise is no improvement"}
 
 
 def cases_on_two_ranks(names: Iterable[str]) -> list[Any]:

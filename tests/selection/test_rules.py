@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from pytorch_lightning.callbacks import EarlyStopping
 
 from ctrlreward import selection
-from ctrlreward.functional.trend import rising_p_value
 from ctrlreward.selection import (
     AlarmRule,
     AlarmState,
@@ -54,10 +53,6 @@ stop_rules = st.builds(
 bounds = st.sampled_from([{}, {"y": (0.25, None)}, {"y": (None, 0.5)}, {"y": (0.25, 0.5)}])
 best_rules = st.builds(BestRule, st.just("x"), modes, st.integers(-1, 4), bounds)
 front_rules = st.builds(ParetoRule, st.fixed_dictionaries({"x": modes, "y": modes, "z": modes}))
-held_out, levels = st.sampled_from(["max", "min", "drift"]), st.sampled_from([0.125, 0.25, 0.5])
-alarm_rules = st.builds(
-    AlarmRule, st.just("x"), st.just("y"), modes, held_out, st.integers(4, 6), levels
-)
 
 RULES = {
     "stop": StopRule("x", patience=2),
@@ -89,7 +84,7 @@ def test_all_rules_have_one_shape_and_states_for_any_checkpoint(rule: Any) -> No
     assert type(state).from_dict(torch.load(file, weights_only=True)) == state
 
 
-@given(st.one_of(stop_rules, best_rules, front_rules, alarm_rules), rows, st.data())
+@given(st.one_of(stop_rules, best_rules, front_rules), rows, st.data())
 def test_a_restored_state_continues_as_the_original(rule: Any, history, data) -> None:
     cut = data.draw(st.integers(0, len(history)))
     whole = parts = rule.start()
@@ -99,7 +94,7 @@ def test_a_restored_state_continues_as_the_original(rule: Any, history, data) ->
         assert decision == expected
         if step == cut:
             parts = type(parts).from_dict(json.loads(json.dumps(parts.to_dict())))
-            if isinstance(rule, AlarmRule | StopRule):
+            if isinstance(rule, StopRule):
                 parts, again = rule.resume(parts, step)
                 assert again[0] == decision[0]
         if isinstance(rule, StopRule) and decision.stop:
@@ -142,9 +137,6 @@ def test_a_missing_metric_is_named(rule: Any, metrics, message) -> None:
         (AlarmRule, {"reference": "last"}, "reference must be one of first, best, got 'last'"),
         (AlarmRule, {"margin": -1.0}, "margin must be 0 or more, got -1.0"),
         (AlarmRule, {"margin": {"z": 0.1}}, "a key of margin must be one of y, got 'z'"),
-        (AlarmRule, {"window": 3}, "window must be 4 to 16 scored validations, got 3"),
-        (AlarmRule, {"window": 17}, "window must be 4 to 16 scored validations, got 17"),
-        (AlarmRule, {"window": 6}, "0.031, the smallest p-value of a window of 6, got 0.01"),
         (AlarmRule, {"level": 1.0}, "level must be between 0 and 1, got 1.0"),
     ],
 )
@@ -163,7 +155,7 @@ def test_rules_import_neither_a_trainer_nor_torch() -> None:
             elif isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
     ours = {name for name in imported if name.startswith("ctrlreward.selection")}
-    functional = ("agreement", "diversity", "pareto", "sequential", "trend")
+    functional = ("agreement", "diversity", "pareto", "sequential")
     others = {"ctrlreward.arguments", "ctrlreward.items", "ctrlreward.text.words", "pydantic"}
     assert imported - ours - set(sys.stdlib_module_names) == {
         *others,
@@ -409,51 +401,21 @@ def test_a_point_without_its_file_leaves_the_front() -> None:
 # Alarm
 
 
-@given(alarm_rules, rows)
-def test_each_alarm_is_a_test_of_the_window(rule: AlarmRule, history) -> None:
-    """The p-value is the larger of both: both effects must be present (Berger 1982)."""
-    state, first, finite = rule.start(), -1, []
-    for step, row in enumerate(history):
-        state, decision = rule.update(state, step, row)
-        point = (row["x"], row["y"])
-        if not all(map(math.isfinite, point)):
-            assert decision == (state.alarm, None, "x is {}, y is {}".format(*point))
-            continue
-        finite.append(point)
-        assert list(state.values) == finite[-rule.window :]
-        proxy, other = zip(*state.values, strict=True)
-        rise = rising_p_value(proxy if rule.proxy_mode == "max" else [-v for v in proxy])
-        up, down = rising_p_value(other), rising_p_value([-v for v in other])
-        fall = {"min": up, "max": down, "drift": min(1.0, 2 * min(up, down))}[rule.held_out_mode]
-        p_value = max(rise, fall)
-        assert decision.p_value == p_value
-        assert decision.alarm == state.alarm == (p_value <= rule.level)
-        first = step if first < 0 and state.alarm else first
-        assert state.alarm_step == first
-
-
-def test_reasons_of_an_alarm() -> None:
-    rule = AlarmRule("x", "y", window=4, level=0.125)
+def test_no_alarm_without_scores_by_prompt() -> None:
+    rule = AlarmRule("x", {"y": "max", "z": "max"})
     state = rule.start()
-    for step in range(1, 5):
-        state, decision = rule.update(state, step, {"x": float(step), "y": -float(step)})
-        if step == 3:
-            assert decision.reason == (
-                "p = 0.2500 for a rise of x, p = 0.2500 for a decline of y: not both at most 0.125 "
-                "(trend of means, no scores by prompt)"
-            )
-    assert decision.reason == (
-        "x improved from 1.0000 to 4.0000 (p = 0.1250) while y got worse, from -1.0000 to -4.0000 "
-        "(p = 0.1250), in the last 4 scored validations (trend of means, no scores by prompt): the "
-        "policy may be gaming the reward"
-    )
-    assert (state.alarm, state.alarm_step) == (True, 4)
+    for step in range(1, 20):
+        row = {"x": float(step), "y": -float(step), "z": -float(step)}
+        state, decision = rule.update(state, step, row, evidence={"z": [row["z"]] * 32})
+        assert (decision.alarm, decision.p_value, decision.untestable) == (False, None, True)
+        assert decision.reason.startswith("y without")
+    assert state == rule.start()
 
 
 def test_other_settings_may_lift_the_alarm_of_a_resumed_run() -> None:
-    state = AlarmState(((1.0, 4.0), (2.0, 3.0), (3.0, 2.0), (4.0, 1.0)), True, 4)
-    assert AlarmRule("x", "y", window=4, level=0.125).resume(state, 4)[1].alarm
-    assert not AlarmRule("x", "y").resume(state, 4)[1].alarm
+    state = AlarmState(alarm=True, alarm_step=4, tests=3, last=(0.03, "y since step 1"))
+    assert AlarmRule("x", "y").resume(state, 4)[1].alarm
+    assert not AlarmRule("x", "y", level=0.01).resume(state, 4)[1].alarm
     assert not AlarmRule("x", "y").resume(AlarmState(), 4)[1].alarm
     stale, decision = RULES["alarm"].update(state, 5, {"x": 0.0, "y": 0.0}, {"y"})
-    assert (stale, decision) == (state, (True, None, "no new value of y"))
+    assert (stale, decision) == (state, (True, None, "no new value of y", False))
