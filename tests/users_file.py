@@ -509,7 +509,7 @@ def decisions() -> None:
     choice: selection.KeepDecision
     front = selection.ParetoRule({"sim": "max", "pp": "min"})
     points: selection.ParetoState = front.start()
-    guard = selection.AlarmRule("sim", "pp", held_out_mode="min", window=8)
+    guard = selection.AlarmRule("sim", "pp", held_out_mode="min")
     watched: selection.AlarmState = guard.start()
     alarm: selection.AlarmDecision
     for step, sim in [(100, 0.5), (200, 0.4)]:

@@ -135,7 +135,7 @@ def test_a_failing_generator_ends_all_ranks(seen) -> None:
 
 
 def test_an_alarm_on_one_rank_stops_all_ranks(seen) -> None:
-    assert [rank["guarded"] for rank in seen] == [{"alarm_step": 4, "steps": 4}] * 2
+    assert [rank["guarded"] for rank in seen] == [{"alarm_step": 2, "steps": 2}] * 2
 
 
 def test_all_ranks_share_reward_statistics_and_kl_coefficient(seen) -> None:

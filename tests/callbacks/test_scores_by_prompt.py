@@ -210,7 +210,6 @@ def test_resolution_is_logged_after_the_second_validation(
     last = resolution(tables[1], tables[2])
     assert summary["resolution"]["score/letters"] == pytest.approx(last._asdict())
     assert "not distinguishable from" in summary["selection"]["reason"]
-    assert summary["selection"]["optimism"] == pytest.approx(keeper.optimism)
 
 
 def test_spread_between_prompts_and_decodings_is_told_apart() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import wandb
 import yaml
+from decision_cases import ByPrompt
 from lightning_choice import (
     NAME,
     BeforeAfter,
@@ -29,7 +30,6 @@ from lightning_choice import (
 from wandb_runs import OfflineRun, read_files, read_runs
 
 from ctrlreward import RewardBatch, Samples
-from ctrlreward.selection import AlarmRule
 
 Fit = Callable[..., pl.Trainer]
 
@@ -254,38 +254,24 @@ def test_a_failed_run_has_its_last_decisions(fit, tuned, watch, kept, report, tm
 # Alerts
 
 
-def test_each_begin_of_an_alarm_sends_an_alert(fit: Fit, counter, report, tmp_path) -> None:
-    held_out = [0.9, 0.8, 0.7, 0.6, 0.5, 0.8, 0.9, 0.8, 0.7, 0.6, 0.5]
-
-    class Gamed(counter):
-        def train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(range(len(held_out)))  # type: ignore[arg-type]
-
-        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-            self.log("proxy", float(self.global_step))
-            self.log("held_out", held_out[self.global_step - 1])
-
-    rule = AlarmRule("proxy", "held_out", window=4, level=0.125)
-    state, begins = rule.start(), []
-    for step, value in enumerate(held_out, start=1):
-        before = state.alarm
-        state, decision = rule.update(state, step, {"proxy": step, "held_out": value})
-        if decision.alarm and not before:
-            begins.append(step)
-    assert len(begins) == 2
+def test_each_begin_of_an_alarm_sends_an_alert(
+    fit: Fit, counter, by_prompt, report, tmp_path
+) -> None:
+    """Scores by prompt fall below the first ones, recover, and fall again."""
+    case = ByPrompt("82283222", 8, None, 1, 2, b="12345678")
     for stop in (False, True):
-        guard = ProxyGuard("proxy", "held_out", "max", "max", window=4, level=0.125, stop=stop)
-        with pytest.warns(UserWarning, match="ProxyGuard at step 4"):
-            fit(Gamed(), [guard, report()], max_steps=len(held_out))
+        watch, *_ = by_prompt(case, tmp_path)
+        guard = ProxyGuard("score/b", "score/a", stop=stop)
+        with pytest.warns(UserWarning, match="ProxyGuard at step 2"):
+            fit(counter(), [watch, guard, report()])
         wandb.finish()
     run, stopped = read_runs(tmp_path)
-    assert [one.summary["guard/alarm_step"] for one in (run, stopped)] == begins[:1] * 2
+    assert [one.summary["guard/alarm_step"] for one in (run, stopped)] == [2, 2]
     assert [one.summary.get("stopped_by") for one in (run, stopped)] == [None, "guard"]
     alerts = list(run.of("alert"))
-    assert [alert.text.split(":")[0] for alert in alerts] == [
-        f"ProxyGuard at step {step}" for step in begins
-    ]
-    assert "held_out got worse, from 0.9000 to 0.6000" in alerts[0].text
+    begins = [f"ProxyGuard at step {step}" for step in (2, 5)]
+    assert [alert.text.split(":")[0] for alert in alerts] == begins
+    assert "while score/a since step 1: difference -0.75" in alerts[0].text
     assert {(a.level, a.title) for a in alerts} == {("WARN", "guard: possible reward hacking")}
 
 
@@ -303,7 +289,6 @@ def test_the_selected_adapter_is_an_artifact(fit, tuned, watch, kept, report, tm
     assert artifact.name == f"adapter-{run.id}"
     assert {"best", "step-3"} <= set(artifact.aliases)
     metadata = json.loads(artifact.metadata)
-    assert metadata.pop("selected/optimism") == 0.0
     assert metadata.pop("selected/reason").startswith("score/v is 0.7500 at step 3, not disting")
     assert metadata == {
         "selected/step": 3,

@@ -6,6 +6,7 @@ import json
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import decision_cases
@@ -125,11 +126,10 @@ def run_compared(folder: Path, devices: int) -> dict[str, object]:
 
 
 class Gamed(Tuned):
-    """Module whose proxy rises on both ranks and whose held-out metric falls on rank 1 only."""
+    """Module whose proxy rises on rank 1 only."""
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.log("proxy", float(self.global_step))
-        self.log("held_out", float(self.global_step * (1 - 2 * self.global_rank)))
+        self.log("proxy", float(self.global_step * (2 * self.global_rank - 1)))
 
 
 class Shaped(Tuned):
@@ -160,8 +160,11 @@ def run_shaped(**options: object) -> dict[str, object]:
 
 
 def run_guarded() -> dict[str, object]:
-    guard = ProxyGuard("proxy", "held_out", "max", "max", window=4, level=0.125, stop=True)
-    trainer = trainer_of([guard], 8)
+    falls = partial(decision_cases.BY_PROMPT["alarm at once"].scores, "a")
+    prompts = Samples([f"p{i}" for i in range(12)])
+    watch = GenerationScorer({"a": shared.ByPrompt(falls)["value"]}, prompts)
+    guard = ProxyGuard("proxy", "score/a", "max", stop=True)
+    trainer = trainer_of([watch, guard], 8)
     trainer.fit(Gamed())
     return {"alarm_step": guard.alarm_step, "steps": trainer.global_step}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_scores import Scripted, Share
+from scripted_scores import Scripted
 from tokenizers.processors import TemplateProcessing
 from trainer_runs import tiny_trainer, train
 from transformers import PreTrainedTokenizerFast, Trainer
@@ -63,17 +63,6 @@ def test_a_resumed_run_that_had_stopped_says_so(
     again.add_callback(RewardEarlyStopping("score/a", patience=1))
     again.train(resume_from_checkpoint=f"{first.args.output_dir}/checkpoint-2")
     assert "RewardEarlyStopping at step 2: this run has already stopped" in caplog.text
-
-
-def test_an_interval_ends_where_the_range_of_a_score_does(
-    make_trainer: Callable[..., Trainer],
-) -> None:
-    trainer, prompts = make_trainer(**SAVING), [f"Prompt {i}" for i in range(32)]
-    scores = {"share": Share(29)["share"]}
-    bounds: dict[str, Any] = {"eval_score/share": (0.4, 1.0)}
-    best = RewardCheckpoint("score/share", constraints=bounds, constraint_test="if_shown")
-    train(trainer, GenerationScorer(trainer, scores, prompts, generation=SHORT), best)
-    assert best.selected_step == 1  # 29 of 32: Student's interval would end at 1.013
 
 
 def test_an_evaluation_without_a_checkpoint_is_not_selected(

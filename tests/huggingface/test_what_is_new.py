@@ -8,8 +8,7 @@
 
 By hand, with both at every step: the best q with r >= 0.35 is at step 4. Steps 4, 5 and 6 are no
 improvement on step 3, so that patience 3 stops at step 6. Up to there 3, 4, 5 and 6 are on the
-front, 1 and 2 are dominated by 3. Only in the window of steps 3 to 6 does q fall four times in a
-row while r rises, which is the smallest p-value of a window of four: the alarm is at step 6.
+front, 1 and 2 are dominated by 3. A `ProxyGuard`, which has no scores by prompt here, says so.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ class Situation:
     best: int = 4
     front: tuple[int, ...] = (3, 4, 5, 6)
     dominated: tuple[int, ...] = (1, 2)
-    alarm: int = 6
     stop: int = 6
 
 
@@ -131,7 +129,7 @@ SITUATIONS = {
     "q in the second of two sets": Situation(sets={"b": "r", "a": "q"}, r="eval_b_r"),
     # r is new at 1, 3 and 5. A bound is compared with its last value: .3 at step 4.
     "r is logged in training, less often": Situation(
-        others=(LogsTraining,), r="r", best=5, front=(3, 5), dominated=(1,), alarm=-1
+        others=(LogsTraining,), r="r", best=5, front=(3, 5), dominated=(1,)
     ),
     "resumed": Situation(cut=5),
     "resumed at the best": Situation(cut=4),
@@ -175,7 +173,7 @@ def ready() -> Callable[..., dict[str, Any]]:
         trainer.compute_metrics = compute
         q = "eval_a_q" if case.sets else "eval_q"
         ours = {
-            "guard": ProxyGuard(case.r, q, "max", "max", window=4, level=0.125),
+            "guard": ProxyGuard(case.r, q, "max", "max"),
             "best": RewardCheckpoint(q, "max", constraints={case.r: (0.35, None)}),
             "front": ParetoCheckpoint({q: "max", case.r: "max"}),
             "stop": RewardEarlyStopping(q, "max", patience=3),
@@ -217,7 +215,7 @@ def test_decisions(
     assert found["selected"] == case.best
     assert [*map(int, front["kept"])] == list(case.front)
     assert [*map(int, front["pruned"])] == list(case.dominated)
-    assert found["states"]["guard"]["alarm_step"] == case.alarm
+    assert found["states"]["guard"]["alarm_step"] == -1
     folder = Path(trainer.state.best_model_checkpoint or "")
     assert folder.name == f"checkpoint-{case.best}"
     assert len(list(folder.glob("adapter_model.safetensors" if case.peft else "model.*"))) == 1

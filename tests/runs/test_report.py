@@ -221,27 +221,6 @@ def test_a_report_says_what_is_missing(call: Any, fails: Any, tmp_path: Path, da
     assert "Missing from this report" in html or damage == "nan"
 
 
-@pytest.mark.parametrize("ties", ["earliest", {"policy/kl": "min"}])
-def test_a_report_repeats_the_choice_among_ties(tmp_path: Path, ties: Any) -> None:
-    run = write_run(
-        tmp_path / "run",
-        varied,
-        lambda place, text: {"sentiment": 0.01 * place + len(text) * 7919 % 100 / 100},
-        summary=True,
-    )
-    log = run / "metrics.jsonl"  # of a run whose own guard watched a score
-    rows = [json.loads(line) | {"guard/alarm": 0} for line in log.read_text().splitlines()]
-    rows = [{key: row[key] for key in row if key != "reward/total"} for row in rows]
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    summary = json.loads((run / "summary.json").read_text())
-    assert "Take step 20" in found_in(run)["verdict"]["sentence"]
-    summary["selection"] |= {"top_k": -1, "ties_by": ties}
-    (run / "summary.json").write_text(json.dumps(summary))
-    sentence = found_in(run)["verdict"]["sentence"]
-    assert "no alarm was raised" in sentence
-    assert "Take step 10" in sentence
-
-
 @pytest.mark.parametrize(
     ("judges", "sentence"),
     [

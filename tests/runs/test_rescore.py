@@ -225,16 +225,12 @@ def test_keys_of_transformers_may_have_their_prefix(
     best = hf.RewardCheckpoint("score/share", constraints={"score/variety": (0.1, None)})
     huggingface_run(tmp_path / "run", tiny_llama("abcdef"), FIRST, best)
     (tmp_path / "judge.yaml").write_text(yaml.safe_dump(JUDGE))
-    tied = []
     for prefix in ("", "eval_"):
         options = [f"{prefix}score/share", "--subject_to", f"{prefix}score/variety>=0.1"]
         found = rescored(tmp_path, "--maximise", *options, capsys=capsys)
         (decided,) = found["decisions"]
         assert decided["logged"]["step"] == decided["rescored"]["step"] == best.selected_step
         assert decided["logged"]["reason"] == best.reason
-        ties = ("--ties_by", f"{prefix}score/variety:max")
-        tied += rescored(tmp_path, "--maximise", *options, *ties, capsys=capsys)["decisions"]
-    assert tied[0] == tied[1]
 
 
 def test_decisions_are_those_of_a_run_with_the_other_scores(
@@ -455,13 +451,12 @@ def test_a_run_without_texts_is_refused(folder: Path, capsys: pytest.CaptureFixt
     assert "No such file: " in refused(folder / "nowhere", capsys=capsys)
 
 
-@pytest.mark.parametrize("ties", [None, "earliest", {"score/variety": "min"}])
 def test_the_selection_of_the_run_is_replayed(
-    folder: Path, tmp_path: Path, ties: Any, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without options: the selection of `summary.json`, then each new score."""
     bounds = {"score/variety": [None, 0.4]}
-    selection = {"monitor": "score/share", "constraints": bounds, "ties_by": ties}
+    selection = {"monitor": "score/share", "constraints": bounds}
     summary = {"selection": selection, "directions": {"score/share": "max"}}
     path = folder / "run" / "summary.json"
     path.write_text(json.dumps(summary))
@@ -474,8 +469,6 @@ def test_the_selection_of_the_run_is_replayed(
         "score/share",
         dirpath=str(tmp_path / "c"),
         constraints={"score/variety": (None, 0.4)},
-        ties_by=ties,
-        save_top_k=1 if ties is None else -1,
     )
     lightning_run(tmp_path / "live", FIRST, best)
     assert found["decisions"][0]["logged"]["step"] == best.selected_step

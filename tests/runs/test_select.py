@@ -189,7 +189,6 @@ def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path
             "proxy and held_out must be different metrics, got 'reward'",
         ),
         (("--pareto", "reward:up,acc:max"), "direction of 'reward' must be one of"),
-        ((*MAXIMISE, "--ties_by", "acc:up"), "direction of 'acc' must be one of"),
         ((*MAXIMISE, "--output=a.csv"), "--output must end in .json, got a.csv"),
         ((*MAXIMISE, "--maximum", "3"), "unrecognized arguments"),
     ],
