@@ -305,7 +305,7 @@ def _alarm(stored: StoredRun, options: Any) -> AlarmRule:
         key,
         {name: cast(Any, given or better_mode(stored, name)) for name, given in pairs},
         cast(Mode, mode or better_mode(stored, key)),
-        level=None if options.level == 0.05 else options.level,
+        level=options.level,
         reference=options.reference,
     )
 

@@ -163,7 +163,7 @@ def test_callbacks_advance_no_step_of_the_user(
 
         def on_validation_epoch_end(self) -> None:
             if rows == "validation":  # after the callbacks
-                self.log_dict({"val/proxy": self.global_step, "val/held_out": -self.global_step})
+                self.log("val/proxy", float(self.global_step))
 
     def run(name: str, *callbacks: pl.Callback) -> OfflineRun:
         folder = tmp_path / name
@@ -177,10 +177,7 @@ def test_callbacks_advance_no_step_of_the_user(
     def logged(run: OfflineRun) -> list[str]:
         return sorted(key for row in run.rows for key in row if key.startswith(("user/", "val/")))
 
-    if rows == "validation":
-        guard = ProxyGuard("val/proxy", "val/held_out", "max", "max")
-    else:
-        guard = ProxyGuard("score/v", "score/l")
+    guard = ProxyGuard("val/proxy" if rows == "validation" else "score/v", "score/l", "max")
     ours = watch(VALUES, "vl"), guard, RolloutSamples(every_n_batches=1)
     alone, beside = run("alone"), run("beside", *ours)
     assert logged(beside) == logged(alone)

@@ -119,11 +119,7 @@ def test_rows_of_training_do_not_count_as_validations(select: Any, tmp_path: Pat
     _, out, _ = select(path, "--maximise", "acc", "--guard", "reward:acc", "--json")
     content = json.loads(out)
     assert [each["step"] for each in content["validations"]] == [3, 6, 9, 12]
-    rule, state = AlarmRule("reward", "acc"), AlarmRule("reward", "acc").start()
-    for step in (3, 6, 9, 12):
-        metrics = {"reward": 0.1 * step, "acc": 1.0 - 0.05 * step}
-        state, decision = rule.update(state, step, metrics)
-    assert content["validations"][-1]["alarm"]["p_value"] == decision.p_value
+    assert content["validations"][-1]["alarm"]["untestable"]
 
 
 def scored(folder: Path) -> dict[int, tuple[dict[str, float], dict[str, Any]]]:
@@ -222,4 +218,4 @@ def test_a_guard_takes_the_direction_of_the_report(select: Any, tmp_path: Path) 
     for again in (guard, ("--guard", "reward:score/pp=min")):
         out = select(tmp_path, *again)[1]
         assert "guard: reward (better when higher) against score/pp (better when lower)" in out
-        assert "alarm at step 8" in out
+        assert "no alarm: score/pp without scores by prompt" in out
