@@ -152,14 +152,15 @@ def test_a_key_of_training_is_awaited(
 ) -> None:
     """`loss` was `eval_loss` before training had logged one, and `reward` an error."""
     trainer = make_trainer(**{"max_steps": 5, **settings})
-    guard = ProxyGuard("loss", {"eval_loss": "min"})
+    guard = ProxyGuard("loss", "score/a")
     stop = RewardEarlyStopping("loss", patience=9)
-    train(trainer, guard, stop)
+    train(trainer, scorer_of(trainer), guard, stop)
     rows = trainer.state.log_history
     assert min(r["step"] for r in rows if "eval_guard/alarm" in r) == first
     losses = [row["loss"] for row in rows if "loss" in row]
     assert stop.state.best == min(losses)
-    assert guard.state.values[0][0] == losses[0]
+    (reference,) = guard.state.references.values()
+    assert reference.metrics["loss"] == losses[0]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda make: train(
             trainer := make(),
             scorer_of(trainer),
-            *(ProxyGuard("score/a", {key: "min"}) for key in ("loss", "eval_loss")),
+            *(ProxyGuard(key, "score/a") for key in ("eval_loss", "score/fail_rate")),
         ),
         "two ProxyGuards have the name 'guard'",
     ),
