@@ -303,7 +303,6 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
             settings = {k: v for k, v in given.items() if k in known and v is not None}
             if "constraints" in settings:
                 settings["constraints"] = {k: tuple(v) for k, v in settings["constraints"].items()}
-                settings["ranges"] = stored.ranges
             for key, direction in (("monitor", "mode"), ("proxy", "proxy_mode")):
                 if key in settings:
                     settings.setdefault(direction, better_mode(stored, settings[key]))
