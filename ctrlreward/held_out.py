@@ -31,7 +31,6 @@ from ctrlreward.scorers.base import (
     Scorer,
     Scores,
     ScoreSpec,
-    counted_score,
     describe_batch,
     reasons_of,
     score,
@@ -207,10 +206,9 @@ class HeldOutScorer:
                 again with the values of the prompts that do not follow from these scores.
             scores: Values of `scored`, if they are known.
         """
-        counted: dict[str, float] = {}
         if scores is None:
             what = partial(describe_batch, self.components, samples)
-            scores, counted = self._limit.run(what, partial(counted_score, self.scored, samples))
+            scores = self._limit.run(what, partial(score, self.scored, samples))
         shown = {key: scores[key] for key in self.components}
         reasons = reasons_of(self.components, samples)
         if path is not None:
@@ -225,7 +223,7 @@ class HeldOutScorer:
         failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
         tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
         tables |= {key: row[:, None] for key, row in jackknifed.items()}
-        values = mean_scores(shown) | corpus | counted
+        values = mean_scores(shown) | corpus
         if self.decoding_cv:
             values |= self._decoding_cvs(tables)
         named = {f"{self.name}/{key}": float(value) for key, value in values.items()}
@@ -235,8 +233,7 @@ class HeldOutScorer:
     def metrics(self, found: HeldOutScores) -> dict[str, float]:
         """Return the metrics of `score_samples`, and keep the scores by prompt.
 
-        They are the mean scores, the fail rate and the scores of the corpus, by `<name>/<score>`;
-        with a judge on a server also its requests, tokens and cost, `<name>/judge/cost`.
+        They are the mean scores, the fail rate and the scores of the corpus, by `<name>/<score>`.
         """
         before, now = self.by_prompt, found.by_prompt
         self.by_prompt = now

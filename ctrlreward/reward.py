@@ -27,9 +27,9 @@ from ctrlreward.scorers.base import (
     Component,
     Scorer,
     Scores,
-    counted_score,
     describe_batch,
     reasons_of,
+    score,
 )
 from ctrlreward.scorers.components import ComponentLike, as_component
 
@@ -66,7 +66,6 @@ class RewardBatch:
         failed: True where a component is NaN, or the total is NaN or beyond float32, shape (n,).
         seconds: Wall time of scoring.
         reasons: A judge's reasons by component, n of each.
-        counters: A judge's requests, tokens and cost, by the key of a log, `judge/cost`.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -83,21 +82,18 @@ class RewardBatch:
     failed: npt.NDArray[np.bool_]
     seconds: float
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    counters: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
     def concat(parts: Sequence[RewardBatch]) -> RewardBatch:
         """Concatenate parts that were scored at the same time, so `seconds` is their maximum."""
         names = parts[0].components
         told = dict.fromkeys(name for part in parts for name in part.reasons)
-        counted = dict.fromkeys(key for part in parts for key in part.counters)
         return RewardBatch(
             np.concatenate([part.total for part in parts]),
             {name: np.concatenate([part.components[name] for part in parts]) for name in names},
             np.concatenate([part.failed for part in parts]),
             max(part.seconds for part in parts),
             {n: [w for p in parts for w in p.reasons.get(n, [""] * len(p.total))] for n in told},
-            {key: sum(part.counters.get(key, 0) for part in parts) for key in counted},
         )
 
     def __getitem__(self, rows: slice | npt.NDArray[np.intp]) -> RewardBatch:
@@ -114,14 +110,14 @@ class RewardBatch:
     def statistics(self) -> dict[str, float]:
         """Return `fail_rate`, in [0, 1], and of the total and each component `<name>` and
         `<name>_std`, mean and standard deviation over the samples that did not fail (NaN if all
-        did), and `counters`.
+        did).
         """
         statistics = {"fail_rate": float(self.failed.mean()) if len(self.failed) else 0.0}
         for name, values in {"total": self.total, **self.components}.items():
             valid = values[~self.failed]
             statistics[name] = float(valid.mean()) if len(valid) else np.nan
             statistics[f"{name}_std"] = float(valid.std()) if len(valid) else np.nan
-        return {**statistics, **self.counters}
+        return statistics
 
 
 class AnyReward(ABC):
@@ -359,12 +355,12 @@ class Reward(AnyReward):
 
     def _score(self, samples: Samples) -> RewardBatch:
         started = time.perf_counter()
-        scores, counters = self.time_limit.run(
+        scores = self.time_limit.run(
             partial(describe_batch, self.components, samples),
-            partial(scoring_stream(self.device)(counted_score), self.components, samples),
+            partial(scoring_stream(self.device)(score), self.components, samples),
         )
         batch = self.combine(scores, time.perf_counter() - started)
-        return replace(batch, reasons=reasons_of(self.components, samples), counters=counters)
+        return replace(batch, reasons=reasons_of(self.components, samples))
 
     def _scorers(self) -> list[Scorer]:
         return list(dict.fromkeys(component.scorer for component in self.components.values()))

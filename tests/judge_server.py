@@ -29,7 +29,6 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer = answer
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.usage: dict[str, int] | None = None  # of each reply of a judge, in tokens
 
     @property
     def url(self) -> str:
@@ -48,7 +47,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, dict(self.headers), body))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.requests.append((self.path, headers, body))
         answer = self.server.answer(self.path, body)
         if isinstance(answer, bytes):
             answer = Refusal(200, None, answer)
@@ -87,7 +87,7 @@ def serving(reply: Callable[[str], Any]) -> Iterator[Server]:
         answer = reply(body["messages"][0]["content"])
         if isinstance(answer, bytes | Refusal):
             return answer
-        return {"choices": [{"message": {"content": answer}}], "usage": server.usage}
+        return {"choices": [{"message": {"content": answer}}]}
 
     with started(answer) as server:
         yield server

@@ -35,8 +35,8 @@ def as_reward_func(
     """Return a function of n queries (prompt + completion), n prompts and n labels.
 
     The function returns `rewards` and `scores`, which are both the total, and `extra_logs` with
-    each component, `failed` (1.0 or 0.0) and the sample's share of the cost of a judge,
-    `judge/cost`: float32 tensors of shape (n,). The components of a failed sample are NaN.
+    each component and `failed` (1.0 or 0.0): float32 tensors of shape (n,). The components of a
+    failed sample are NaN.
 
     Args:
         reward: Reward whose scores depend on one sample alone, or the arguments of `Reward`.
@@ -83,12 +83,7 @@ class _RewardFunc:
         ]
         batch = self.reward(build_samples(completions, prompts, {"label": labels}, self.columns))
         totals = _tensor(np.where(batch.failed, self.failed_score, batch.total))
-        n = len(batch.total)
-        logged = {
-            **batch.components,
-            "failed": batch.failed,
-            **{key: np.full(n, count / max(n, 1)) for key, count in batch.counters.items()},
-        }
+        logged = {**batch.components, "failed": batch.failed}
         return {
             "rewards": totals,
             "scores": totals,

@@ -50,8 +50,7 @@ def as_reward_funcs(
     """Return one function that returns the reward's total; it needs no `reward_weights`.
 
     TRL logs `rewards/<name>/mean` and `/std` of the total, and as means over the samples of all
-    ranks `<name>/fail_rate` and `<name>/<component>`, without failed samples. Requests, tokens and
-    cost of a judge, `<name>/judge/cost`, are means over the batches.
+    ranks `<name>/fail_rate` and `<name>/<component>`, without failed samples.
 
     Args:
         reward: The reward, or the arguments of `Reward`. Each rank scores its own samples, so
@@ -101,7 +100,7 @@ def as_component_funcs(
 
     Use this for `multi_objective_aggregation="normalize_then_sum"`. The functions score a batch
     once between them. A sample that fails in one component is None in all, because TRL would sum
-    the others; TRL logs `<component>/fail_rate`, and the cost of a judge as `judge/cost`.
+    the others; TRL logs `<component>/fail_rate`.
 
     Raises:
         ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
@@ -180,8 +179,6 @@ class _RewardFunc:
         if log_metric is not None:
             for failed in batch.failed:
                 log_metric(f"{self.name}/fail_rate", float(failed))
-            for key, count in batch.counters.items():
-                log_metric(f"{self.name}/{key}", float(count))
         return _spread(_failed_as_none(batch.total, batch), rows, n)
 
 
@@ -214,9 +211,6 @@ class _Component(_RewardFunc):
         if log_metric is not None:
             for value in values:
                 log_metric(f"{self.name}/fail_rate", float(math.isnan(value)))
-            if self.name == next(iter(batch.components)):  # once for all components
-                for key, count in batch.counters.items():
-                    log_metric(key, float(count))
         return _spread(_failed_as_none(values, batch), rows, len(completions))
 
 

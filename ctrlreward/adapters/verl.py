@@ -9,8 +9,7 @@ verl's config names a Python file and a variable in it (`reward.custom_reward_fu
 - `as_compute_score` for managers that wait for one sample at a time; the slowest. `remote` is one,
   and copies the models into each of `reward.num_workers` processes.
 
-A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; each component; and of a
-judge on a server `judge/requests`, `judge/tokens` and `judge/cost`, shared by a batch evenly. In
+A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; each component. In
 verl every sample has a reward, and NaN would spread to others. So you have to choose the score of a
 failed sample, and a component that failed gets the worst value so far (`failed_components`).
 """
@@ -228,7 +227,7 @@ class _ComputeScore:
                 result[name] = float(values[i])
             else:
                 result[name] = self._worst(name) if self.failed_components == "worst" else None
-        return result | {key: count / len(batch.total) for key, count in batch.counters.items()}
+        return result
 
     def _noted(self, batch: RewardBatch) -> RewardBatch:
         """Note the worst value of each component so far, and return the batch."""

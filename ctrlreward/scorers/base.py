@@ -226,11 +226,6 @@ class Scorer(ABC):
         """Return why n samples that were just scored have their scores, by score; "" if unknown."""
         return {}
 
-    @property
-    def counters(self) -> Mapping[str, float]:
-        """Numbers that grow while it scores, such as requests and costs, by the key of a log."""
-        return counters_of(self._inner)
-
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Return the columns that scores need, each with the name of the one that reads it."""
         return {}
@@ -570,18 +565,6 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     }
 
 
-def counted_score(
-    components: Mapping[str, Component], samples: Samples
-) -> tuple[dict[str, Scores], dict[str, float]]:
-    """Return the scores of n samples, as `score` does, and what the scorers' counters grew by.
-
-    The scorers are in use meanwhile, so requests of other threads are not counted.
-    """
-    with in_use(components.values()) as scorers:
-        before = counters_of(scorers)
-        return score(components, samples), counters_of(scorers, before)
-
-
 def reasons_of(components: Mapping[str, Component], samples: Samples) -> dict[str, list[str]]:
     """Return the reasons of n samples that were just scored, by component; only those with any."""
     found = {}
@@ -590,17 +573,6 @@ def reasons_of(components: Mapping[str, Component], samples: Samples) -> dict[st
         if any(told):
             found[name] = list(told)
     return found
-
-
-def counters_of(
-    scorers: Iterable[Scorer], since: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Return the sums of the scorers' counters, by key, or what they have grown by since then."""
-    totals = {key: -value for key, value in (since or {}).items()}
-    for scorer in dict.fromkeys(scorers):
-        for key, value in scorer.counters.items():
-            totals[key] = totals.get(key, 0) + value
-    return totals
 
 
 def describe_batch(components: Mapping[str, Component], samples: Samples) -> str:

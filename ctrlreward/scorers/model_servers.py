@@ -22,9 +22,7 @@ Reply = TypeVar("Reply")
 # Hosts of this machine, which a proxy of the environment can't reach.
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
-_LIMITED = 429
-_BUSY = (_LIMITED, 500, 502, 503, 504)
-_REJECTED = (400, 413, 422)
+_BUSY = (429, 500, 502, 503, 504)
 _UNANSWERED = (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError)
 _BACKOFF = tenacity.wait_exponential(multiplier=0.2, max=10)
 
@@ -37,16 +35,25 @@ def check_address(address: str, example: str, name: str = "address") -> str:
     return address.rstrip("/")
 
 
+def is_local(address: str) -> bool:
+    """Return True for an address of this machine, which a proxy of the environment can't reach."""
+    return urlsplit(address).hostname in LOOPBACK
+
+
+def api_key(variable: str | None) -> str | None:
+    """Return the value of an environment variable; a ValueError if it is set to none."""
+    key = os.environ.get(variable) if variable is not None else None
+    if variable is not None and not key:
+        raise ValueError(f"the environment variable {variable} does not contain an API key")
+    return key
+
+
 class Busy(ConnectionError):
-    """A request that may be repeated, after `retry_after` seconds; `limited` if it was too much."""
+    """A request that may be repeated, after `retry_after` seconds."""
 
-    def __init__(self, words: str, retry_after: float = 0.0, limited: bool = False) -> None:
+    def __init__(self, words: str, retry_after: float = 0.0) -> None:
         super().__init__(words)
-        self.retry_after, self.limited = retry_after, limited
-
-
-class Rejected(ConnectionError):
-    """A request that the server does not accept, such as a text beyond the model's context."""
+        self.retry_after = retry_after
 
 
 class ModelServer(NamedTuple):
@@ -69,9 +76,8 @@ class ModelServer(NamedTuple):
         if not response.is_success:
             words = f"{self.name}: {response.status_code}, {response.text[:200]}"
             if response.status_code in _BUSY:
-                after = retry_after(response) or 0.0
-                raise Busy(words, after, response.status_code == _LIMITED)
-            raise (Rejected if response.status_code in _REJECTED else ConnectionError)(words)
+                raise Busy(words, retry_after(response) or 0.0)
+            raise ConnectionError(words)
         try:
             return response.json()
         except ValueError:
@@ -105,15 +111,13 @@ def connected(
     `stop` of tenacity says when to stop repeating a request. The pauses double up to 10 seconds,
     and are at least the server's `Retry-After`.
     """
-    key = os.environ.get(key_variable) if key_variable is not None else None
-    if key_variable is not None and not key:
-        raise ValueError(f"the environment variable {key_variable} does not contain an API key")
+    key = api_key(key_variable)
     retry = tenacity.retry_if_exception_type(Busy)
     retrying = tenacity.Retrying(retry=retry, stop=stop, wait=_pause, reraise=True)
     with httpx2.Client(
         headers={"Authorization": f"Bearer {key}"} if key else None,
         timeout=timeout,
-        trust_env=urlsplit(address).hostname not in LOOPBACK,
+        trust_env=not is_local(address),
     ) as client:
         yield ModelServer(f"{name} at {address}", address, client, retrying)
 

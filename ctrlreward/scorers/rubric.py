@@ -13,17 +13,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ctrlreward.files import read_yaml
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, shortened
-
-# Answer of a comparison → score of the first text.
-_SIDES = {"first": 1.0, "second": 0.0, "tie": 0.5}
-_PAIR = {"first", "second"}
-_ALL = "texts"  # the slot of a ranking
-
-RANK, CONSISTENT, PREFERENCE = "rank", "consistent", "preference"
 
 _ANSWER_TOKENS, _KEY_TOKENS, _REASON_TOKENS = 16, 32, 256  # a key is with its score
 
@@ -49,7 +40,7 @@ class Criterion:
     def __post_init__(self) -> None:
         if not isinstance(self.question, str) or not self.question.strip():
             raise ValueError(f"question = {shortened(self.question)} must be a string with text")
-        object.__setattr__(self, "answers", _read_answers(self.answers, False))
+        object.__setattr__(self, "answers", _read_answers(self.answers))
         number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
         if not number or not 0 < self.weight < math.inf:
             raise ValueError(f"weight must be a positive number, got {self.weight!r}")
@@ -67,10 +58,7 @@ class Criterion:
 
 
 class Judgement(NamedTuple):
-    """Scores of one reply by name, NaN where it has none, and their reasons.
-
-    The scores of a ranking are named by the numbers of the texts in the prompt.
-    """
+    """Scores of one reply by name, NaN where it has none, and their reasons."""
 
     scores: Mapping[str, float]
     reasons: Mapping[str, str]
@@ -87,12 +75,9 @@ class Rubric:
 
     Args:
         prompt: The question, with columns of the sample in braces: `{text}`, `{source}`, `{label}`,
-            …. With `{first}` and `{second}` it compares the text with its reference. With `{texts}`
-            it ranks all texts of a group, which must be alike in the other columns.
-        answers: Answer → score, higher is better; a list of numbers maps each to itself. In a
-            comparison answer → `first`, `second` or `tie`. A ranking has none.
-        name: Name of the score, with criteria of their weighted mean. A comparison has `preference`
-            and a ranking `rank` instead.
+            ….
+        answers: Answer → score, higher is better; a list of numbers maps each to itself.
+        name: Name of the score, with criteria of their weighted mean.
         criteria: Name → `Criterion`, in place of `answers`: several questions about each text,
             which a server answers in one reply. Each is a score. They are added to the prompt.
         reason: Ask a server for a reason before each score, which is stored with the sample.
@@ -105,7 +90,7 @@ class Rubric:
     """
 
     prompt: str
-    answers: Mapping[str, float | str] | Sequence[float] = ()
+    answers: Mapping[str, float] | Sequence[float] = ()
     name: str = "rating"
     criteria: Mapping[str, Criterion] | None = None
     reason: bool = False
@@ -117,57 +102,30 @@ class Rubric:
             slots = set(self._slots)
         except ValueError as error:
             raise ValueError(f"prompt: {error}. Write {{{{ and }}}} for braces.") from None
-        known = _PAIR | {_ALL} | {key for key in JSON_KEYS.values() if key != "group"}
+        known = sorted(key for key in JSON_KEYS.values() if key != "group")
         for slot in slots:
             if slot not in known:
                 raise ValueError(
-                    f"prompt has {{{slot}}}, must be one of {', '.join(sorted(known))}. Write "
-                    "{{ and }} for braces."
+                    f"prompt has {{{slot}}}, must be one of {', '.join(known)}. Write {{{{ and "
+                    "}}}} for braces."
                 )
-        if self.compares and (not slots >= _PAIR or slots & {"text", "reference", _ALL}):
-            raise ValueError(
-                "prompt must have {first} and {second}, for text and reference in either order, "
-                "and neither {text} nor {reference} nor {texts}"
-            )
-        if self.ranks and "text" in slots:
-            raise ValueError("prompt must have {text}, or {texts} to rank, not both")
-        if not (self.compares or self.ranks) and "text" not in slots:
-            raise ValueError(
-                "prompt must have {text}, or {first} and {second} to compare, or {texts} to rank"
-            )
+        if "text" not in slots:
+            raise ValueError("prompt must have {text}")
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"name = {self.name!r} must be a string")
         if not isinstance(self.reason, bool):
             raise ValueError(f"reason must be true or false, got {self.reason!r}")
-        if self.reason and self.compares:
-            raise ValueError(
-                "reason = True needs a prompt with {text} or {texts}, not a comparison"
-            )
-        if self.criteria is not None and (self.compares or self.ranks or self.answers):
-            raise ValueError("criteria need a prompt with {text}, and have the answers themselves")
-        if self.ranks:
-            if self.answers:
-                raise ValueError("answers must be left out to rank {texts}")
-        elif self.criteria is not None:
-            object.__setattr__(self, "criteria", _read_criteria(self.criteria, self.name))
+        if self.criteria is None:
+            object.__setattr__(self, "answers", _read_answers(self.answers))
+        elif self.answers:
+            raise ValueError("criteria have the answers themselves, so answers must be left out")
         else:
-            object.__setattr__(self, "answers", _read_answers(self.answers, self.compares))
+            object.__setattr__(self, "criteria", _read_criteria(self.criteria, self.name))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of `Samples` that the prompt shows."""
-        names = [COLUMN_OF[slot] for slot in self._slots if slot not in _PAIR]
-        return tuple(dict.fromkeys(["texts", *(["references"] * self.compares), *names]))
-
-    @cached_property
-    def compares(self) -> bool:
-        """Whether it compares the text with its reference."""
-        return bool(_PAIR & {*self._slots})
-
-    @cached_property
-    def ranks(self) -> bool:
-        """Whether it ranks the texts of a group."""
-        return _ALL in self._slots
+        return tuple(dict.fromkeys(["texts", *(COLUMN_OF[slot] for slot in self._slots)]))
 
     @cached_property
     def _slots(self) -> list[str]:
@@ -176,15 +134,13 @@ class Rubric:
 
     @property
     def scores(self) -> dict[str, float]:
-        """Score of each answer; in a comparison of the first text."""
+        """Score of each answer."""
         answers: Any = self.answers
         return dict(answers)
 
     @property
     def range(self) -> tuple[float, float]:
         """Lowest and highest score; with criteria of their weighted mean."""
-        if self.ranks:
-            return 0.0, 1.0
         worths = {name: answers.values() for name, answers in self.questions().items()}
         low, high = ({name: end(worth) for name, worth in worths.items()} for end in (min, max))
         return self.mean(low), self.mean(high)
@@ -196,10 +152,8 @@ class Rubric:
         total = sum(weight * scores[name] for name, weight in weights.items())
         return total / sum(weights.values())
 
-    def questions(self, size: int = 0) -> dict[str, dict[str, float]]:
-        """Return the scores of the answers to each question; of a ranking, places to `size`."""
-        if self.ranks:
-            return {RANK: dict.fromkeys(map(str, range(1, size + 1)), math.nan)}
+    def questions(self) -> dict[str, dict[str, float]]:
+        """Return the scores of the answers to each question."""
         if self.criteria is None:
             return {self.name: self.scores}
         return {name: criterion.scores for name, criterion in self.criteria.items()}
@@ -207,7 +161,7 @@ class Rubric:
     @property
     def structured(self) -> bool:
         """Whether a server replies in JSON."""
-        return self.ranks or self.reason or self.criteria is not None
+        return self.reason or self.criteria is not None
 
     @property
     def reply_tokens(self) -> int:
@@ -265,7 +219,7 @@ def _read_criteria(given: object, mean: str) -> dict[str, Criterion]:
     return criteria
 
 
-def _read_answers(given: object, compares: bool) -> dict[str, float]:
+def _read_answers(given: object) -> dict[str, float]:
     """Return the score of each answer."""
     if isinstance(given, Sequence) and not isinstance(given, str):
         given = {item: item for item in given}
@@ -277,13 +231,9 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
     for answer, worth in given.items():
         if isinstance(answer, bool) or not str(answer).strip():
             raise ValueError(f"answers: {answer!r} is not text. Write it in quotes.")
-        # A Rubric built from another already has numbers.
-        value = _SIDES.get(worth, worth) if compares and isinstance(worth, str) else worth
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or (compares and value not in _SIDES.values()):
-            wanted = "first, second or tie" if compares else "a number"
-            raise ValueError(f"answers: {answer} = {worth!r} must be {wanted}")
-        answers[str(answer).strip()] = float(value)
+        if not isinstance(worth, int | float) or isinstance(worth, bool):
+            raise ValueError(f"answers: {answer} = {worth!r} must be a number")
+        answers[str(answer).strip()] = float(worth)
     if len(set(answers.values())) < 2:
         raise ValueError("answers all have the same score, must have at least two different scores")
     return answers
@@ -292,10 +242,8 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
 # What is asked
 
 
-def contexts(rubric: Rubric, shown: str, size: int = 0) -> dict[str, str]:
+def contexts(rubric: Rubric, shown: str) -> dict[str, str]:
     """Return what a local judge continues with an answer; `shown` is the filled prompt."""
-    if rubric.ranks:
-        return {RANK: f"{shown}\n\nNumber of the best, 1 to {size}:"}
     if rubric.criteria is None:
         return {rubric.name: shown}
     return {
@@ -304,8 +252,8 @@ def contexts(rubric: Rubric, shown: str, size: int = 0) -> dict[str, str]:
     }
 
 
-def message(rubric: Rubric, shown: str, size: int = 0) -> str:
-    """Return the message to a server; `shown` and `size` as in `contexts`."""
+def message(rubric: Rubric, shown: str) -> str:
+    """Return the message to a server; `shown` is the filled prompt."""
     if not rubric.structured:
         return shown
     lines = [shown, ""]
@@ -315,32 +263,24 @@ def message(rubric: Rubric, shown: str, size: int = 0) -> str:
             lines.append(f"- {name}: {each.question} One of {', '.join(each.scores)}.")
         lines.append("")
     why = '"reason": "…", ' if rubric.reason else ""
-    if rubric.ranks:
-        example = f'{{{why}"order": […]}}'
-        what = f"order has the numbers 1 to {size}, each once, the best first"
-    else:
-        parts = [f'{json.dumps(name)}: {{{why}"score": …}}' for name in rubric.questions()]
-        example = f"{{{', '.join(parts)}}}"
-        answers = "" if rubric.criteria else f", one of {', '.join(rubric.scores)}"
-        what = f"score is your answer{answers}"
+    parts = [f'{json.dumps(name)}: {{{why}"score": …}}' for name in rubric.questions()]
+    example = f"{{{', '.join(parts)}}}"
+    answers = "" if rubric.criteria else f", one of {', '.join(rubric.scores)}"
+    what = f"score is your answer{answers}"
     lines.append(f"Reply with a JSON object alone, {example}: {what}.")
     if rubric.reason:
         lines.append("First write the reason, in one or two sentences.")
     return "\n".join(lines)
 
 
-def response_format(rubric: Rubric, size: int = 0) -> dict[str, Any]:
+def response_format(rubric: Rubric) -> dict[str, Any]:
     """Return OpenAI's `response_format` with the JSON schema of a reply; none for plain text."""
     if not rubric.structured:
         return {}
     why = {"reason": {"type": "string"}} if rubric.reason else {}
-    if rubric.ranks:
-        place = {"type": "integer", "enum": [*range(1, size + 1)]}
-        schema = _object({**why, "order": {"type": "array", "items": place}})
-    else:
-        schema = _object(
-            {name: _object({**why, "score": _enum([*a])}) for name, a in rubric.questions().items()}
-        )
+    schema = _object(
+        {name: _object({**why, "score": _enum([*a])}) for name, a in rubric.questions().items()}
+    )
     named = {"name": "judgement", "strict": True, "schema": schema}
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 
@@ -367,7 +307,7 @@ def _enum(answers: Sequence[str]) -> dict[str, Any]:
 _THOUGHT = re.compile(r"\A\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
-def read_reply(rubric: Rubric, reply: str, size: int = 0) -> Judgement:
+def read_reply(rubric: Rubric, reply: str) -> Judgement:
     """Return the scores of a server's reply, NaN for those that are absent or not an answer."""
     reply = _THOUGHT.sub("", reply)  # of a model that thinks, on a server that does not remove it
     if not rubric.structured:
@@ -376,26 +316,13 @@ def read_reply(rubric: Rubric, reply: str, size: int = 0) -> Judgement:
         content = json.loads(reply[reply.find("{") : reply.rfind("}") + 1])  # in a code block
     except (ValueError, RecursionError):
         content = {}
-    if rubric.ranks:
-        scores, parts = places(content.get("order"), size), {RANK: content}
-    else:
-        questions = rubric.questions()
-        found = {name: content.get(name) for name in questions}
-        parts = {name: part if isinstance(part, dict) else {} for name, part in found.items()}
-        scores = {n: read_answer(part.get("score"), questions[n]) for n, part in parts.items()}
+    questions = rubric.questions()
+    found = {name: content.get(name) for name in questions}
+    parts = {name: part if isinstance(part, dict) else {} for name, part in found.items()}
+    scores = {n: read_answer(part.get("score"), questions[n]) for n, part in parts.items()}
     reasons = {name: part.get("reason") for name, part in parts.items()}
     told = {name: why.strip() for name, why in reasons.items() if isinstance(why, str)}
     return Judgement(scores, told)
-
-
-def places(order: object, size: int) -> dict[str, float]:
-    """Return the scores of places by an order, the best first: 1 to 0; NaN if it is not whole."""
-    numbers = [str(number) for number in range(1, size + 1)]
-    given = [str(number) for number in order] if isinstance(order, list) else []
-    if sorted(given) != sorted(numbers):
-        return dict.fromkeys(numbers, math.nan)
-    worth = dict(zip(given, np.linspace(1, 0, size).tolist(), strict=True))
-    return {number: worth[number] for number in numbers}
 
 
 def read_answer(reply: object, scores: Mapping[str, float]) -> float:

@@ -22,7 +22,7 @@ from ctrlreward.weights.sources import SHORT_NAMES, TRAINED_NAMES, VECTOR_NAMES,
 
 # Settings of speed and device, which change a score by rounding at most, and of a server's client.
 _IGNORED = {"batch_tokens", "device", "batch_texts", "concurrency", "patience", "timeout"}
-_IGNORED |= {"outage", "outage_budget"}
+_IGNORED |= {"max_retries"}
 # Settings that name weights.
 _NAMES = {"model", "name", "encoder"}
 # Suffixes of files that decide what a model computes.

@@ -67,7 +67,6 @@ TOPICS = cr.Task(
     {"positive": ["tea"], "negative": ["rain"], "x": ["y"]},
 )
 RUBRIC = cr.Rubric("Is this {label}? {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
-PAIRS = cr.Rubric("Which?\nA: {first}\nB: {second}\n", {"A": "first", "B": "second"})
 Folders = Mapping[str, str]
 
 
@@ -94,7 +93,6 @@ POINTWISE: Mapping[str, Callable[..., cr.Scorer]] = {
     "Perplexity gpt2 truncated": lambda f, **o: cr.Perplexity(f["gpt2"], **o),
     "Perplexity mamba": lambda f, **o: cr.Perplexity(f["mamba"], **o),
     "Judge": lambda f, **o: cr.Judge(f["llama"], RUBRIC, **o),
-    "Judge of pairs": lambda f, **o: cr.Judge(f["llama"], PAIRS, **o),
     "BARTScore": lambda f, **o: cr.BARTScore(f["bart"], ["faithfulness", "f_score"], **o),
     "Similarity": lambda f, **o: cr.Similarity(f["encoder"], **o),
     "Alignment embedding": lambda f, **o: cr.Alignment(f["encoder"], DIALOG, **o),

@@ -136,7 +136,7 @@ def test_the_key_is_of_the_environment(
         remote.score(ANSWERS)
     monkeypatch.setenv("RM_KEY", "secret")
     remote.score(ANSWERS)
-    assert server.requests[0][1]["Authorization"] == "Bearer secret"
+    assert server.requests[0][1]["authorization"] == "Bearer secret"
     assert b"secret" not in pickle.dumps(remote)
 
 
