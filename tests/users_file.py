@@ -113,7 +113,7 @@ def scores_of_texts() -> None:
     assert ctrleval(TEXTS, labels="positive").keys() == scores.keys()
     word_by_label = {"negative": ["bad"], "positive": ["good"]}
     task = cr.Task(["<gen_result> It was <mask_token>."], word_by_label)
-    scorers.CTRLEval(task=task, evaluators=1, seed=3, weights="mean", dtype="float32")
+    scorers.CTRLEval(task=task, evaluators=1, weights="mean", dtype="float32")
     assert task.labels == scorers.Task.load("sentiment").labels
 
     named = cr.LabelDescriptions({"food": ["a meal"], "travel": ["a trip"]})

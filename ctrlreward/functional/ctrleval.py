@@ -13,27 +13,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-
-# The paper's weighting of a text's evaluators, and the ablations of its Table 5.
-Weighting = Literal["beta", "mean", "max", "min"]
-
-
-def evaluator_weights(weighting: Weighting, scores: Floats, beta: Floats) -> Floats:
-    """Return the weights of one text's evaluators, ≥ 0, shape (evaluators,).
-
-    `"beta"` are the paper's weights β: NISF, or for attribute relevance eqs. 15 and 16. `"mean"`
-    weights all alike. `"max"` and `"min"` put all weight on the evaluator with the highest or the
-    lowest score, the first one if several tie. `scores` and `beta` have shape (evaluators,).
-
-    Examples:
-        >>> evaluator_weights("min", scores=np.array([-1.0, -2.0]), beta=np.array([3.0, 1.0]))
-        array([0., 1.])
-    """
-    if weighting == "beta":
-        return beta
-    if weighting == "mean":
-        return np.ones_like(scores)
-    return np.eye(len(scores))[scores.argmax() if weighting == "max" else scores.argmin()]
+# Weights of a text's evaluators: the paper's β, or all alike.
+Weighting = Literal["beta", "mean"]
 
 
 def weighted_mean(scores: Floats, weights: Floats) -> float:
@@ -85,13 +66,12 @@ def relevance_evaluators(log_probs: Floats) -> tuple[Floats, Floats]:
 def label_probabilities(log_probs: Floats, weighting: Weighting = "beta") -> Floats:
     """Return the attribute relevance of one text for every label, shape (labels,), in [0, 1].
 
-    Higher is better. The values sum to 1 if all labels share their weights (β, mean), but not if
-    each label has its own (max, min). `log_probs` are as in `relevance_evaluators`.
+    Higher is better; the values sum to 1. `log_probs` are as in `relevance_evaluators`.
 
     Examples:
         >>> label_probabilities(np.log([[0.3, 0.1], [0.1, 0.1]])).round(3)
         array([0.667, 0.333])
     """
     scores, beta = relevance_evaluators(log_probs)
-    columns = [(column, evaluator_weights(weighting, column, beta)) for column in scores.T]
-    return np.array([weighted_mean(column, weights) for column, weights in columns])
+    weights = beta if weighting == "beta" else np.ones_like(beta)
+    return np.array([weighted_mean(column, weights) for column in scores.T])

@@ -16,7 +16,6 @@ from ctrlreward.files import finite_or_none
 from ctrlreward.functional.calibration import context_gain, label_bias
 from ctrlreward.functional.ctrleval import (
     Weighting,
-    evaluator_weights,
     label_probabilities,
     normalize_weights,
     relevance_evaluators,
@@ -187,13 +186,11 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         iwf: Inverse word frequencies, weights of coherence and consistency: a file with a weight
             per token id, an `InverseFrequency`, or None for frequencies of the `wordfreq` package.
         sentence_splitter: A callable, a name, or None for the default.
-        weights: Aggregation of a text's pattern evaluators: `"beta"`, the mean with the paper's
-            weights, or an ablation of its Table 5: `"mean"`, the plain mean, `"max"`, the highest,
-            `"min"`, the lowest score. None uses `"beta"`, except for the relevance of a
-            decoder-only model, which uses `"mean"`.
-        evaluators: Number of the task's evaluators (prompts × verbalizers) to draw at random for
-            attribute relevance (Figure 4), the same for all samples; None uses all.
-        seed: Seed of that draw.
+        weights: Mean of a text's pattern evaluators: `"beta"`, with the paper's weights, or
+            `"mean"`, the plain one. None uses `"beta"`, except for the relevance of a decoder-only
+            model, which uses `"mean"`.
+        evaluators: Number of the task's evaluators (prompts × verbalizers) for attribute relevance,
+            for a lower cost: a random subset, the same for all samples. None uses all.
         max_tokens: Tokens of a text to read, None for as many as the model can; a warning names
             a longer text. The cost of coherence grows with the square of a text's length.
         calibration: Whether relevance is independent of how likely each label's word is anyway, as
@@ -227,7 +224,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         sentence_splitter: str | Callable[[str], list[str]] | None = None,
         weights: Weighting | None = None,
         evaluators: int | None = None,
-        seed: int = 0,
         max_tokens: int | None = 512,
         calibration: bool | Sequence[str] | None = None,
         attribute: str | None = None,
@@ -241,7 +237,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         self.weights = None if weights is None else one_of("weights", weights, get_args(Weighting))
         self.max_tokens = positive("max_tokens", max_tokens)
         self.pattern_evaluators = (
-            self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed)
+            self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed=0)
         )
         self._prompts = relevance_blanks(self.pattern_evaluators)
         self.split = find_splitter(sentence_splitter)
@@ -344,16 +340,16 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                 if gained and self._contexts:
                     neutral = np.stack([next(left).means for _ in self._contexts], axis=1)
                     scores[gained] = context_gain(scores[gained], neutral)
-                beta = np.ones(len(scores))
+                weights = np.ones(len(scores))
                 if aspect == "attribute_relevance":
                     label = targets[i]
                     if len(scores):
                         words = scores.reshape(-1, len(self.labels)) - self._calibrated()
                         shares, beta = relevance_evaluators(words)
                         scores = shares[:, label]
-                elif weighting == "beta":  # the others ignore β; its table may be large
-                    beta = np.array([self.iwf.sentence_weight(ids) for ids in answer.tokens])
-                weights = evaluator_weights(weighting, scores, beta) if len(scores) else beta
+                        weights = beta if weighting == "beta" else np.ones_like(beta)
+                elif weighting == "beta":  # the plain mean needs no table
+                    weights = np.array([self.iwf.sentence_weight(ids) for ids in answer.tokens])
                 yield Evaluated(i, aspect, label, scores, weights)
 
     def _targets(self, samples: Samples) -> list[int]:
@@ -399,10 +395,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                     next(kept)
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
-        """Return the probability of each label, shape (n, labels); NaN for an empty text.
-
-        Each row sums to 1, except with the weights `"max"` and `"min"`.
-        """
+        """Return the probability of each label, (n, labels); NaN for an empty text, else sum 1."""
         bias = self._calibrated()
         texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
         result = np.full((len(texts), len(self.labels)), np.nan)

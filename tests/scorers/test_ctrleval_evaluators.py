@@ -23,11 +23,6 @@ def scorer(pegasus: str) -> CTRLEval:
     return CTRLEval(pegasus)
 
 
-# The ablations of Table 5 and the subsets of Figure 4.
-
-FOLDS: dict[str, Callable[[list[float]], float]] = {"mean": np.mean, "max": max, "min": min}
-
-
 def like(scorer: CTRLEval, **options: Any) -> CTRLEval:
     """A scorer with other options and the same model."""
     other = CTRLEval(scorer.model, **options)
@@ -35,8 +30,7 @@ def like(scorer: CTRLEval, **options: Any) -> CTRLEval:
     return other
 
 
-@pytest.mark.parametrize("weights", FOLDS)
-def test_an_ablation_folds_the_scores_of_single_evaluators(scorer: CTRLEval, weights: str) -> None:
+def test_the_plain_mean_folds_the_scores_of_single_evaluators(scorer: CTRLEval) -> None:
     """A task of one evaluator has its score, a single sentence its own log-probability."""
     prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
     words = {"negative": ["bad", "very poor"], "positive": ["good", "very nice"]}
@@ -50,35 +44,21 @@ def test_an_ablation_folds_the_scores_of_single_evaluators(scorer: CTRLEval, wei
         for prompt in prompts
         for i in (0, 1)
     ]
-    folded = like(scorer, task=Task(prompts, words), aspects=aspects, weights=weights)
-    expected = [FOLDS[weights](column.tolist()) for column in np.stack(single, axis=1)]
+    folded = like(scorer, task=Task(prompts, words), aspects=aspects, weights="mean")
+    expected = np.mean(single, axis=0)
     np.testing.assert_allclose(folded.score(FOOD)["attribute_relevance"], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("weights", FOLDS)
-def test_an_ablation_folds_the_log_probabilities_of_patterns(
-    scorer: CTRLEval, weights: str
-) -> None:
+def test_the_plain_mean_folds_the_log_probabilities_of_patterns(scorer: CTRLEval) -> None:
     for aspect in ("coherence", "consistency"):
         explained = [parts[aspect] for parts in like(scorer, aspects=[aspect]).explain(FOOD)]
-        expected = [FOLDS[weights]([e.score for e in parts.evaluators]) for parts in explained]
-        result = like(scorer, aspects=[aspect], weights=weights).score(FOOD)[aspect]
+        expected = [np.mean([e.score for e in parts.evaluators]) for parts in explained]
+        result = like(scorer, aspects=[aspect], weights="mean").score(FOOD)[aspect]
         np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
-def test_the_highest_label_probability_and_the_lowest_are_each_labels_own(scorer: CTRLEval) -> None:
-    options = {"aspects": ["attribute_relevance"], "evaluators": 5}
-    beta, high, low = (
-        like(scorer, weights=weights, **options).probabilities(FOOD.texts)
-        for weights in ("beta", "max", "min")
-    )
-    assert ((low < beta) & (beta < high)).all()
-    # With two labels, the highest share of one is the lowest of the other.
-    np.testing.assert_allclose(high, 1 - low[:, ::-1], atol=1e-5)
-
-
 def test_a_subset_scores_its_own_evaluators_only(scorer: CTRLEval) -> None:
-    part = like(scorer, aspects=["attribute_relevance"], evaluators=7, seed=3)
+    part = like(scorer, aspects=["attribute_relevance"], evaluators=7)
     part.loaded_model = recorder = Favouring(scorer.loaded_model)
     part.score(FOOD)
     for text, task in zip(FOOD.texts, *recorder.calls, strict=True):
@@ -90,7 +70,7 @@ def test_a_subset_scores_its_own_evaluators_only(scorer: CTRLEval) -> None:
             for word in each.targets
         ]
         expected = []
-        for prompt, words in part.task.subset(7, seed=3):
+        for prompt, words in part.task.subset(7, seed=0):
             left, right = prompt.split("<mask_token>")
             filled = (left.replace("<gen_result>", text), right.replace("<gen_result>", text))
             expected += [(*filled, word) for word in words]
@@ -105,10 +85,9 @@ def test_a_subset_leaves_the_other_aspects_as_they_are(scorer: CTRLEval) -> None
     assert (few["attribute_relevance"] != more["attribute_relevance"]).all()
 
 
-@pytest.mark.parametrize("weights", FOLDS)
-def test_an_ablation_needs_no_word_frequencies(scorer: CTRLEval, weights: str) -> None:
+def test_the_plain_mean_needs_no_word_frequencies(scorer: CTRLEval) -> None:
     options = {"iwf": "no/such/table.txt", "aspects": ["coherence", "consistency"]}
-    without = CTRLEval(scorer.model, weights=weights, **options)
+    without = CTRLEval(scorer.model, weights="mean", **options)
     assert not np.isnan(list(without.score(FOOD).values())).any()
     paper = CTRLEval(scorer.model, **options)
     with pytest.raises((OSError, ValueError), match="table"):
@@ -116,8 +95,8 @@ def test_an_ablation_needs_no_word_frequencies(scorer: CTRLEval, weights: str) -
 
 
 def test_weights_that_are_unknown_raise() -> None:
-    with pytest.raises(ValueError, match="weights must be one of beta, mean, max, min"):
-        CTRLEval(weights="median")
+    with pytest.raises(ValueError, match="weights must be one of beta, mean"):
+        CTRLEval(weights="max")
 
 
 def test_more_evaluators_than_the_task_has_raise() -> None:
@@ -178,7 +157,7 @@ def test_phrases_as_continued_by_a_decoder(tiny_llama: Callable[[str], str]) -> 
 # Explanations.
 
 
-@pytest.mark.parametrize("weights", ["beta", "mean", "max", "min"])
+@pytest.mark.parametrize("weights", ["beta", "mean"])
 def test_the_weighted_mean_of_an_explanation_is_the_score(scorer: CTRLEval, weights: str) -> None:
     same = like(scorer, weights=weights, evaluators=6)
     result = same.score(FOOD)

@@ -6,15 +6,15 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.functional.ctrleval import Weighting, evaluator_weights, weighted_mean
+from ctrlreward.functional.ctrleval import weighted_mean
 from ctrlreward.plots.style import SERIES, finish_panel, new_figure, save_figure
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
 from ctrlreward.recipes.papers.meta_eval.correlations import STATISTICS, cell, print_rows
@@ -35,6 +35,14 @@ Curves: TypeAlias = Mapping[str, tuple[Scores, Scores]]
 # Quality levels of Figure 3.
 LEVELS = 4
 
+# Scores and weights β of a text's evaluators → its score, in Table 5.
+_FOLDS: Mapping[str, Callable[[Scores, Scores], float]] = {
+    "beta": weighted_mean,
+    "mean": lambda scores, beta: float(scores.mean()),
+    "max": lambda scores, beta: float(scores.max()),
+    "min": lambda scores, beta: float(scores.min()),
+}
+
 # The file of Table 5.
 _ABLATED_FILE = "data_topic.txt"
 _MODEL = "CTRLEval PEGASUS-568M"
@@ -54,12 +62,9 @@ def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Recorded]]) -> list[di
         None.
     """
     rows: list[dict[str, Any]] = []
-    for name in get_args(Weighting):
+    for name, fold in _FOLDS.items():
         for aspect, texts in evaluated.items():
-            scores = np.full(len(texts), np.nan)
-            for i, (values, beta) in enumerate(texts):
-                if len(values):
-                    scores[i] = weighted_mean(values, evaluator_weights(name, values, beta))
+            scores = np.array([fold(*text) if len(text[0]) else np.nan for text in texts])
             row = {"weights": name, "score": aspect, **correlate(scores, rated.ratings[aspect])}
             rows.append({**row, "published": _table_5(aspect, name)})
     return rows
@@ -115,7 +120,7 @@ def count_evaluators(
 ) -> list[dict[str, Any]]:
     """Correlate attribute relevance by k random evaluators with its rating (Figure 4).
 
-    Draw d is the draw of `CTRLEval(evaluators=k, seed=seed + d)`.
+    Draw d is `task.subset(k, seed + d)`.
 
     Args:
         rated: The rated file, n rows.

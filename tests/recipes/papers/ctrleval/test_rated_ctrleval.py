@@ -17,6 +17,7 @@ from ctrlreward import CTRLEval, Samples
 from ctrlreward.cli import main
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.scorers import LexiconSentiment
+from ctrlreward.scorers.ctrleval import relevance_blanks
 from ctrlreward.scorers.task import Task
 
 ASPECTS = ("coherence", "consistency", "attribute_relevance")
@@ -78,6 +79,20 @@ def model(request: pytest.FixtureRequest, pegasus: str, tiny_causal: Callable[[s
     return pegasus if request.param == "encoder-decoder" else tiny_causal("llama")
 
 
+def folded(model: str, weights: str) -> dict[str, np.ndarray]:
+    """Scores by aspect: CTRLEval's own, or the highest or lowest of the explained evaluators."""
+    if weights in ("beta", "mean"):
+        return dict(CTRLEval(model, "task.yaml", weights=weights).score(SAMPLES))
+    explained, pick = (
+        CTRLEval(model, "task.yaml").explain(SAMPLES),
+        max if weights == "max" else min,
+    )
+    return {
+        aspect: np.array([pick(e.score for e in parts[aspect].evaluators) for parts in explained])
+        for aspect in ASPECTS
+    }
+
+
 def test_ablation_is_ctrleval_with_other_weights(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +101,7 @@ def test_ablation_is_ctrleval_with_other_weights(
     assert len(rows) == 12
     printed = capsys.readouterr().out
     for weights in ("beta", "mean", "max", "min"):
-        scores = CTRLEval(model, "task.yaml", weights=weights).score(SAMPLES)
+        scores = folded(model, weights)
         for aspect, ratings in zip(ASPECTS, RATINGS, strict=True):
             row = rows[weights, aspect]
             assert_correlated(row, scores[aspect], ratings)
@@ -105,8 +120,9 @@ def test_counts_are_ctrleval_with_fewer_evaluators(pegasus: str) -> None:
     for row in found["rows"][::3]:
         scores = []
         for seed in (5, 6):
-            options = {"evaluators": row["evaluators"], "seed": seed}
-            scorer = CTRLEval(pegasus, "task.yaml", "attribute_relevance", **options)
+            scorer = CTRLEval(pegasus, "task.yaml", "attribute_relevance")
+            scorer.pattern_evaluators = scorer.task.subset(row["evaluators"], seed)
+            scorer._prompts = relevance_blanks(scorer.pattern_evaluators)
             scores.append(scorer.score(SAMPLES)["attribute_relevance"])
         for name, measure in MEASURES.items():
             values = [measure(each, RATINGS[2]).statistic for each in scores]
