@@ -11,7 +11,6 @@ from . import serving as serving
 from .adapters.watching import watch as watch
 from .held_out import HeldOutScorer as HeldOutScorer
 from .models.classifier import Classifier as Classifier
-from .models.classifier import LabelDescriptions as LabelDescriptions
 from .models.frequency import InverseFrequency as InverseFrequency
 from .models.word_vectors import WordVectors as WordVectors
 from .preferences.candidates import best_of_n as best_of_n

@@ -26,6 +26,7 @@ from ctrlreward import callbacks, functional, lightning, policy, scorers, select
 from ctrlreward.adapters import openrlhf, torchmetrics, trl, verl
 from ctrlreward.adapters.best_checkpoint import BestCheckpoint
 from ctrlreward.plots.curves import draw_front
+from ctrlreward.recipes.controlled_generation.label_descriptions import LabelDescriptions
 from ctrlreward.recipes.papers.ctrleval.evaluator_chart import bar_chart
 from ctrlreward.reward import AnyReward
 from ctrlreward.runs import read_stored_run
@@ -116,7 +117,7 @@ def scores_of_texts() -> None:
     scorers.CTRLEval(task=task, evaluators=1, weights="mean", dtype="float32")
     assert task.labels == scorers.Task.load("sentiment").labels
 
-    named = cr.LabelDescriptions({"food": ["a meal"], "travel": ["a trip"]})
+    named = LabelDescriptions({"food": ["a meal"], "travel": ["a trip"]})
     assert cr.Accuracy(named, attribute="topic").attribute == "topic"
 
     options = scorers.ModelOptions(device="cpu", dtype="bfloat16", batch_tokens=512)
@@ -145,9 +146,9 @@ def scores_of_texts() -> None:
     assert warmth.shape == (2,)
     similarity = cr.Similarity(VECTORS)
     cosine: Floats = similarity.score(TEXTS, sources="soup")["similarity"]
-    VECTORS.centred(TEXTS).save("vectors")
-    centred: cr.WordVectors = cr.WordVectors.load("vectors")
-    assert centred.embed(TEXTS).shape == (2, 2)
+    VECTORS.save("vectors")
+    loaded: cr.WordVectors = cr.WordVectors.load("vectors")
+    assert loaded.embed(TEXTS).shape == (2, 2)
     assert cosine.shape == (2,)
 
     rated: cr.RewardModel = cr.RewardModel("folder", template="plain", weights={"helpful": 1.0})

@@ -25,9 +25,6 @@ Matrix = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.float64]
 Split = Callable[[str], Sequence[str]]
 
-# Length of a centred unit vector due to rounding only.
-_ROUNDING = 1e-9
-
 
 class WordMatrix(Mapping[str, Matrix]):
     """Vectors of distinct words, the rows of a float32 array, which may be mapped from a file."""
@@ -51,24 +48,19 @@ class WordVectors:
     """Sentence encoder of Pang & Gimpel (2019), §3.2, https://arxiv.org/abs/1810.11878.
 
     A text is the mean of its words' vectors, weighted by their idf. The cosine of unrelated
-    sentences is about 0.8; `centred` removes their common direction.
+    sentences is about 0.8.
 
     Args:
         vectors: Vector of each word, all of the same width.
         idf: Weight of each word, 0 or more, from `inverse_document_frequency`; other words get the
             largest weight. None weights all words equally.
         split: Splits a text into words; by default in lower case and apart from punctuation.
-        centre: Vector to subtract from a text's unit vector, shape (width,), from `centred`. None
-            subtracts nothing, as in the paper.
 
     Examples:
         >>> vectors = WordVectors({"soup": [1, 0], "broth": [3, 4]})
         >>> vectors.embed(["Broth broth", "The soup"])
         array([[0.6, 0.8],
                [1. , 0. ]])
-        >>> vectors.centred(["soup", "broth"]).embed(["soup", "broth"]).round(3)
-        array([[ 0.447, -0.894],
-               [-0.447,  0.894]])
     """
 
     def __init__(
@@ -76,7 +68,6 @@ class WordVectors:
         vectors: Mapping[str, npt.ArrayLike],
         idf: Mapping[str, float] | None = None,
         split: Split = split_words_and_marks,
-        centre: npt.ArrayLike | None = None,
     ) -> None:
         if not isinstance(vectors, Mapping):
             raise TypeError(
@@ -94,13 +85,6 @@ class WordVectors:
                 raise ValueError(f"idf[{word!r}] must be finite and 0 or more, got {weight}")
         self.unseen = max(self.idf.values(), default=1.0)
         self.split = split
-        self.centre = None if centre is None else np.asarray(centre, dtype=np.float64)
-        if self.centre is not None and (
-            self.centre.shape != (self.width,) or not np.isfinite(self.centre).all()
-        ):
-            raise ValueError(
-                f"centre must be {self.width} finite numbers, got shape {self.centre.shape}"
-            )
 
     @classmethod
     def load(
@@ -115,8 +99,7 @@ class WordVectors:
         on first use (76 MB).
 
         Raises:
-            ValueError: The name is unknown, the folder is damaged, or `idf` is passed for vectors
-                that were centred with another idf.
+            ValueError: The name is unknown, or the folder is damaged.
             OSError: The download failed.
             ImportError: The first use of a short name needs the package pyarrow.
         """
@@ -127,16 +110,11 @@ class WordVectors:
                 f"WordVectors.save, or {' or '.join(VECTOR_NAMES)}. Read a text file with "
                 "WordVectors.from_file."
             )
-        words, matrix, own_idf, centre = read_vectors(folder)
-        if idf is not None and centre is not None:
-            raise ValueError(
-                f"idf is given, but {name} is already centred with its own weights. Load the "
-                "uncentred vectors."
-            )
-        return cls(WordMatrix(words, matrix), own_idf if idf is None else idf, split, centre)
+        words, matrix, own_idf = read_vectors(folder)
+        return cls(WordMatrix(words, matrix), own_idf if idf is None else idf, split)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write vectors, idf and centre, but not `split`, as a folder for `load` and `Similarity`.
+        """Write vectors and idf, but not `split`, as a folder for `load` and `Similarity`.
 
         A ValueError if the folder exists and contains something else.
         """
@@ -147,7 +125,7 @@ class WordVectors:
             )
         with whole_folder(path) as unfinished:
             matrix = self.vectors.matrix
-            write_vectors(unfinished, [*self.vectors], matrix, self.idf or None, self.centre)
+            write_vectors(unfinished, [*self.vectors], matrix, self.idf or None)
 
     @classmethod
     def from_file(
@@ -180,60 +158,33 @@ class WordVectors:
             raise ValueError(f"{path} has no vector for any of the words. Use other words or None.")
         return cls(vectors, idf, split)
 
-    def centred(self, texts: Iterable[str]) -> WordVectors:
-        """Return a copy whose embeddings are relative to the mean of a corpus, streamed.
-
-        An embedding is the unit vector along u(text) - mean of u over the corpus, where u is the
-        unit vector of the text before centring. Not part of the paper. Texts without a vector are
-        left out.
-
-        Raises:
-            ValueError: No text has a word with a vector and a weight.
-        """
-        if isinstance(texts, str):
-            raise TypeError(
-                f"texts must be an iterable of sentences, got {shortened(texts)}, a str"
-            )
-        total, count = np.zeros(self.width), 0
-        for text in texts:
-            if (unit := _unit(self._sum(text))) is not None:
-                total, count = total + unit, count + 1
-        if not count:
-            raise ValueError("texts has no word with a vector and a weight. Use other sentences.")
-        return WordVectors(self.vectors, self.idf or None, self.split, total / count)
-
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> Vectors:
         """Return unit vectors along Σ idf(w) · v(w) over all words w of a text, with repetitions.
 
         Words without a vector are skipped. NaN, with a warning, for a text in which no word has a
-        vector and a weight above 0, or that is the centre. Float64, shape (texts, width).
+        vector and a weight above 0. Float64, shape (texts, width).
         """
         units = np.full((len(texts), self.width), np.nan)
         for i, text in enumerate(texts):
-            unit, lack = _unit(self._sum(text)), "no word with a vector and a weight"
-            if unit is not None and self.centre is not None:
-                unit, lack = _unit(unit - self.centre, _ROUNDING), "the mean vector of the corpus"
-            if unit is None:
-                log.warning("%s = %r has %s: its embedding is NaN", name(i), text[:40], lack)
+            total = self.sum(text)
+            if length := np.linalg.norm(total):
+                units[i] = total / length
             else:
-                units[i] = unit
+                log.warning(
+                    "%s = %r has no word with a vector and a weight: its embedding is NaN",
+                    *(name(i), text[:40]),
+                )
         return units
 
-    def _sum(self, text: str) -> Vectors:
+    def sum(self, text: str) -> Vectors:
         """Return Σ idf(w) · v(w) over the words of a text, shape (width,)."""
         row_of = self.vectors.row_of
         words = [word for word in self.split(text) if word in row_of]
         weights = np.array([self.idf.get(word, self.unseen) for word in words])
         rows = self.vectors.matrix[[row_of[word] for word in words]]
         return weights @ rows.reshape(-1, self.width)
-
-
-def _unit(vector: Vectors, shortest: float = 0.0) -> Vectors | None:
-    """Return the vector with length 1, or None if its length is at most `shortest`."""
-    length = np.linalg.norm(vector)
-    return vector / length if length > shortest else None
 
 
 def _matrix_of(vectors: Mapping[str, npt.ArrayLike]) -> WordMatrix:

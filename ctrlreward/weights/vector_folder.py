@@ -26,9 +26,7 @@ def holds_vectors(folder: Path) -> bool:
 
 def read_vectors(
     folder: Path,
-) -> tuple[
-    list[str], npt.NDArray[np.float32], dict[str, float] | None, npt.NDArray[np.float64] | None
-]:
+) -> tuple[list[str], npt.NDArray[np.float32], dict[str, float] | None]:
     """Read a folder of word vectors; the matrix is mapped, so only the rows in use take memory."""
     idf = folder / _IDF
     with damage_named(folder, f"word vectors {str(folder)!r}"):
@@ -40,7 +38,7 @@ def read_vectors(
         raise ValueError(
             f"{folder} has {len(words)} words and {len(matrix)} vectors. Write it again."
         )
-    return words, matrix, weights, tensors["centre"].numpy() if "centre" in tensors else None
+    return words, matrix, weights
 
 
 def write_vectors(
@@ -48,12 +46,9 @@ def write_vectors(
     words: Sequence[str],
     matrix: npt.NDArray[np.float32],
     idf: Mapping[str, float] | None = None,
-    centre: npt.NDArray[np.float64] | None = None,
 ) -> None:
-    """Write word vectors into an empty folder; shapes are (words, width) and (width,)."""
-    arrays = {"vectors": matrix} if centre is None else {"vectors": matrix, "centre": centre}
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
-    save_file(tensors, folder / _VECTORS)
+    """Write word vectors into an empty folder; the matrix is (words, width)."""
+    save_file({"vectors": torch.from_numpy(np.ascontiguousarray(matrix))}, folder / _VECTORS)
     (folder / _VECTORS).chmod(0o644)  # otherwise only its owner could read it
     (folder / _WORDS).write_text(json.dumps(words), encoding="utf-8")
     if idf is not None:

@@ -5,13 +5,58 @@ For YAML and the command line, in place of a sentence encoder; see docs/style_tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
 
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.functional.frequency import inverse_document_frequency
-from ctrlreward.models.word_vectors import WordVectors
+from ctrlreward.items import item_logger
+from ctrlreward.models.encoder import SentenceEncoder
+from ctrlreward.models.word_vectors import Vectors, WordVectors
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 from ctrlreward.text.words import split_words_and_marks
+
+log = item_logger(__name__)
+
+_ROUNDING = 1e-9  # length of a centred unit vector due to rounding only
+
+
+class CentredVectors:
+    """Sentence encoder relative to the mean of a corpus; not part of the paper.
+
+    An embedding is the unit vector along u(text) - mean of u over the corpus, where u is the unit
+    vector of a text by `words`. Sentences of the corpus without a known word are left out.
+
+    Examples:
+        >>> words = WordVectors({"soup": [1, 0], "broth": [3, 4]})
+        >>> CentredVectors(words, ["soup", "broth"]).embed(["soup", "broth"]).round(3)
+        array([[ 0.447, -0.894],
+               [-0.447,  0.894]])
+    """
+
+    def __init__(self, words: WordVectors, corpus: Iterable[str]) -> None:
+        self.words = words
+        total, count = np.zeros(words.width), 0
+        for sentence in corpus:
+            if length := np.linalg.norm(vector := words.sum(sentence)):
+                total, count = total + vector / length, count + 1
+        if not count:
+            raise ValueError("corpus has no word with a vector and a weight. Use other sentences.")
+        self.centre = total / count
+
+    def embed(
+        self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
+    ) -> Vectors:
+        """Return unit vectors, float64 of shape (texts, width); NaN for the centre itself."""
+        shifted = self.words.embed(texts, name) - self.centre
+        lengths = np.linalg.norm(shifted, axis=1, keepdims=True)
+        for i in np.flatnonzero(lengths <= _ROUNDING):
+            log.warning(
+                "%s = %r has the mean vector of the corpus: its embedding is NaN",
+                *(name(int(i)), texts[i][:40]),
+            )
+        return shifted / np.where(lengths > _ROUNDING, lengths, np.nan)
 
 
 def sentence_vectors(
@@ -19,7 +64,7 @@ def sentence_vectors(
     exclude: Sequence[str] = (),
     vectors: str = "glove-6b-50d",
     centred: bool = True,
-) -> WordVectors:
+) -> SentenceEncoder:
     """Return word vectors weighted by the idf of a corpus, and by default centred on its mean.
 
     `centred=False` is the Sim of Pang & Gimpel (2019), §3.2, whose corpus has both styles.
@@ -29,12 +74,12 @@ def sentence_vectors(
         corpus: Files of one sentence per line; see `text_files.read_lines`.
         exclude: Files of held-out sentences, such as those to be scored.
         vectors: Short name of word vectors, or a folder that `WordVectors.save` has written.
-        centred: Subtract the mean of the corpus; see `WordVectors.centred`.
+        centred: Subtract the mean of the corpus; see `CentredVectors`.
 
     Raises:
         TypeError: `corpus` or `exclude` is a single string.
         ValueError: The files contain no sentence outside `exclude`, or none with a known word; or
-            `vectors` is not a set of word vectors, or is a centred one.
+            `vectors` is not a set of word vectors.
         OSError: A file cannot be read, or a download failed.
     """
     for name, files in (("corpus", corpus), ("exclude", exclude)):
@@ -45,7 +90,7 @@ def sentence_vectors(
 
 def _fit(
     corpus: tuple[str, ...], exclude: tuple[str, ...], vectors: str, centred: bool
-) -> WordVectors:
+) -> SentenceEncoder:
     held_out = read_held_out(exclude)
 
     def sentences() -> Iterator[str]:
@@ -60,4 +105,4 @@ def _fit(
         )
     idf = inverse_document_frequency(map(split_words_and_marks, sentences()))
     encoder = WordVectors.load(vectors, idf)
-    return encoder.centred(sentences()) if centred else encoder
+    return CentredVectors(encoder, sentences()) if centred else encoder

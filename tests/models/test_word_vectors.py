@@ -52,65 +52,12 @@ def test_a_text_without_a_known_word_is_nan_and_named(caplog: pytest.LogCaptureF
     ]
 
 
-# Centring
-
-OTHER = "hello lake"
-
-
-def centred_by_hand(text: str, corpus: list[str]) -> list[float]:
-    """The unit vector along the difference from the corpus's mean, in plain Python."""
-    units = [by_hand(sentence, IDF) for sentence in corpus]
-    known = [unit for unit in units if not math.isnan(unit[0])]
-    means = [sum(column) / len(known) for column in zip(*known, strict=True)]
-    shifted = [v - m for v, m in zip(by_hand(text, IDF), means, strict=True)]
-    length = math.sqrt(sum(v * v for v in shifted))
-    return [v / length if length > 1e-9 else math.nan for v in shifted]
-
-
-@given(st.lists(texts, max_size=4), st.lists(texts, max_size=4))
-def test_centring_equals_plain_loops(texts: list[str], corpus: list[str]) -> None:
-    corpus = [*corpus, "the food", OTHER]
-    vectors = WordVectors(VECTORS, IDF).centred(iter(corpus)).embed(texts)
-    expected = np.array([centred_by_hand(text, corpus) for text in texts]).reshape(-1, 3)
-    np.testing.assert_allclose(vectors, expected, atol=1e-9)
-
-
-def test_centring_again_replaces_the_mean() -> None:
-    once = WordVectors(VECTORS, IDF).centred(["food"])
-    twice = WordVectors(VECTORS, IDF).centred(["good the"]).centred(["food"])
-    assert once.centre == pytest.approx(twice.centre)
-    assert WordVectors(VECTORS, IDF).centre is None
-
-
-def test_the_mean_itself_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    vectors = WordVectors(VECTORS, IDF).centred(["food"] * 3 + [OTHER])
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        found = vectors.embed(["food", OTHER, "good"])
-    np.testing.assert_array_equal(np.isnan(found).all(axis=1), [True, True, False])
-    assert caplog.messages == [
-        "texts[0] = 'food' has the mean vector of the corpus: its embedding is NaN",
-        "texts[1] = 'hello lake' has no word with a vector and a weight: its embedding is NaN",
-    ]
-
-
-def test_a_corpus_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(TypeError, match="texts must be an iterable of sentences, got 'the food',"):
-        WordVectors(VECTORS).centred("the food")
-    with pytest.raises(ValueError, match=r"texts has no word with a vector and a weight\. Use"):
-        WordVectors(VECTORS, IDF).centred([OTHER, "the"])
-    with pytest.raises(ValueError, match=r"centre must be 3 finite numbers, got shape \(2,\)"):
-        WordVectors(VECTORS, centre=[1, 2])
-    assert caplog.messages == []
-
-
 # Folders
 
 
 @pytest.mark.parametrize("idf", [None, IDF], ids=["equal", "idf"])
-@pytest.mark.parametrize("centred", [False, True], ids=["raw", "centred"])
-def test_a_folder_goes_round(tmp_path: Path, idf: dict[str, float] | None, centred: bool) -> None:
+def test_a_folder_goes_round(tmp_path: Path, idf: dict[str, float] | None) -> None:
     vectors = WordVectors(VECTORS, idf)
-    vectors = vectors.centred(["the food", "good"]) if centred else vectors
     vectors.save(tmp_path / "saved")
     vectors.save(tmp_path / "saved")  # replaces itself
     found = WordVectors.load(tmp_path / "saved")
@@ -120,13 +67,10 @@ def test_a_folder_goes_round(tmp_path: Path, idf: dict[str, float] | None, centr
     np.testing.assert_array_equal(found.embed(texts), vectors.embed(texts))
 
 
-def test_a_folder_takes_another_idf_unless_it_is_centred(tmp_path: Path) -> None:
+def test_a_folder_takes_another_idf(tmp_path: Path) -> None:
     vectors = WordVectors(VECTORS, IDF)
     vectors.save(tmp_path / "raw")
     assert WordVectors.load(tmp_path / "raw", {"food": 2.0}).idf == {"food": 2.0}
-    vectors.centred(["good"]).save(tmp_path / "centred")
-    with pytest.raises(ValueError, match=r"idf is given, but .*centred is already centred"):
-        WordVectors.load(tmp_path / "centred", {"food": 2.0})
 
 
 def test_a_folder_that_holds_something_else_stays(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import torch
 from tiny_models import save_bert
 from transformers import AutoModel, AutoTokenizer, BertModel
 
-from ctrlreward import Accuracy, LabelDescriptions, Samples
+from ctrlreward import Accuracy, Samples
+from ctrlreward.recipes.controlled_generation.label_descriptions import LabelDescriptions
 
 DESCRIPTIONS = {
     "food": ["the soup came cold", "a meal with friends", "it was great"],

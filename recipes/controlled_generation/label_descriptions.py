@@ -1,0 +1,84 @@
+"""A classifier by descriptions of the labels: the judge of topics and of tones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from ctrlreward.engine.sharing import locked, shared_model
+from ctrlreward.models.classifier import Probabilities
+from ctrlreward.models.encoder import Encoder
+
+# Cosines of texts and descriptions differ by a few tenths.
+_TEMPERATURE = 0.05
+
+
+class LabelDescriptions:
+    """Classifier by the label whose descriptions are closest to a text, for `Accuracy`.
+
+    A probability is the softmax over the labels of the mean cosine of a text with the label's
+    descriptions, divided by 0.05; it ranks texts but is not calibrated.
+
+    Args:
+        descriptions: Label → sentences or phrases that describe it, two labels or more.
+        encoder: Local folder, Hugging Face id or short name of a sentence encoder.
+        device: Device of the encoder.
+
+    Raises:
+        ValueError: It has fewer than two labels, or a label does not have a description.
+
+    Examples:
+        >>> from ctrlreward import Accuracy
+        >>> topics = {"food": ["meals and cooking"], "travel": ["trips and hotels"]}
+        >>> judge = Accuracy(LabelDescriptions(topics))
+        >>> judge["accuracy"](["The soup was cold.", "Our flight was late."], labels="food").shape
+        (2,)
+    """
+
+    def __init__(
+        self,
+        descriptions: Mapping[str, Sequence[str]],
+        encoder: str = "minilm-l6",
+        device: str = "cpu",
+    ) -> None:
+        if not isinstance(descriptions, Mapping) or len(descriptions) < 2:
+            raise ValueError(
+                f"descriptions = {descriptions!r} must be a mapping from two labels or more to "
+                "sentences"
+            )
+        for label, sentences in descriptions.items():
+            if isinstance(sentences, str) or not sentences:
+                raise ValueError(
+                    f"descriptions[{label!r}] = {sentences!r} must be a list of sentences"
+                )
+        self.descriptions = {label: tuple(each) for label, each in descriptions.items()}
+        self.encoder = encoder
+        self.device = device
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the settings; a copy in another process loads the encoder again."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels, in the order of the descriptions."""
+        return tuple(self.descriptions)
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return shared_model(Encoder, self.encoder, self.device, None, None, None)
+
+    @cached_property
+    def _centres(self) -> Probabilities:
+        """Mean embedding of each label's descriptions, shape (labels, width)."""
+        return np.stack([self._encoder.embed(d).mean(axis=0) for d in self.descriptions.values()])
+
+    def probabilities(self, texts: Sequence[str]) -> Probabilities:
+        """Return float64 of shape (texts, labels); NaN for a text without tokens."""
+        with locked(self._encoder):
+            scaled = self._encoder.embed(texts) @ self._centres.T / _TEMPERATURE
+        shares = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        result: Probabilities = shares / shares.sum(axis=1, keepdims=True)
+        return result
