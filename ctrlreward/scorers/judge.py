@@ -232,6 +232,7 @@ class Judge(ModelScorer[CausalLM]):
     def _ask(self, prompts: Sequence[str]) -> list[Judgement]:
         """Return the judgements of a server's replies; NaN where one can't be parsed."""
         openai: Any = import_extra("openai", "a Judge with an address")
+        assert self.address is not None
         key = api_key(self.key_variable)
         with openai.OpenAI(
             api_key=key or "none",

@@ -51,10 +51,10 @@ class CentredVectors:
         """Return unit vectors, float64 of shape (texts, width); NaN for the centre itself."""
         shifted = self.words.embed(texts, name) - self.centre
         lengths = np.linalg.norm(shifted, axis=1, keepdims=True)
-        for i in np.flatnonzero(lengths <= _ROUNDING):
+        for i in np.flatnonzero(lengths <= _ROUNDING).tolist():
             log.warning(
                 "%s = %r has the mean vector of the corpus: its embedding is NaN",
-                *(name(int(i)), texts[i][:40]),
+                *(name(i), texts[i][:40]),
             )
         return shifted / np.where(lengths > _ROUNDING, lengths, np.nan)
 
