@@ -164,7 +164,7 @@ def scores_of_texts() -> None:
 
     label = cr.attribute_label({"sentiment": "negative", "tense": None})
     attributes = cr.AttributeClassifier({"sentiment": Sentiment()})
-    assert attributes.report(cr.as_samples(TEXTS, labels=label)).average.mean == 1.0
+    assert attributes.corpus(cr.as_samples(TEXTS, labels=label))["accuracy"] == 1.0
     accuracy = cr.Accuracy(Sentiment())
     quality = cr.TransferQuality(accuracy, similarity, perplexity, thresholds=(63, 71, 97, -37))
     figures = quality.corpus(cr.Samples(TEXTS, labels=["negative"] * 2, sources=TEXTS))

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Literal, NamedTuple, Unpack
+from typing import Literal, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
-from ctrlreward.arguments import checked_keywords, one_of
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.items import item_logger
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import (
     Samples,
-    SamplesLike,
-    as_samples,
     attribute_label,
     label_map_for,
     parse_attributes,
@@ -45,28 +41,6 @@ _NAMES = ("accuracy", "label_probability")
 
 # Number of each sample's combination of target labels, which the folds of a corpus read.
 _COMBINATION = "combination"
-
-
-class MeanAndDeviation(NamedTuple):
-    """Mean in [0, 1], higher is better, and population standard deviation, over combinations."""
-
-    mean: float
-    deviation: float
-
-
-@dataclass(frozen=True)
-class AttributeReport:
-    """Control accuracy of a generator, as studies of multi-aspect control report it.
-
-    Each combination of target labels has the mean for each attribute that it names, each attribute
-    the mean over these combinations, and `average` is over all attributes of each combination.
-    `failed` counts samples that are left out.
-    """
-
-    combinations: Mapping[str, Mapping[str, float]]
-    attributes: Mapping[str, MeanAndDeviation]
-    average: MeanAndDeviation
-    failed: int
 
 
 @checked_keywords(**NEIGHBOURS | {"model": "models"})
@@ -186,13 +160,6 @@ class AttributeClassifier(CompositeScorer):
             number = number * (len(known) + 1) + named
         return number
 
-    def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
-        """Return the figures over combinations, as Gu et al. (2022, 2023) report them."""
-        one_of("score", score, _NAMES)
-        samples = as_samples(samples)
-        scores = self.score_samples(samples)
-        return attribute_report(self._targets(samples), scores, tuple(self.classifiers), score)
-
     def _targets(self, samples: Samples) -> list[Targets]:
         """Return the target label of each attribute that a sample names, in label order."""
         targets: list[Targets] = []
@@ -225,42 +192,10 @@ class AttributeClassifier(CompositeScorer):
         return targets
 
 
-def _over_combinations(
-    values: Scores, totals: Scores, combinations: Scores | npt.NDArray[np.str_]
-) -> MeanAndDeviation:
-    """Return mean and deviation over combinations, of n samples without the failed ones."""
+def _figure(figure: Literal[0, 1], values: Scores, totals: Scores, combinations: Scores) -> float:
+    """Return mean (0) or deviation (1) over combinations, of n samples without the failed ones."""
     rows = ~np.isnan(values) & ~np.isnan(totals)
-    named = dict.fromkeys(combinations[rows].tolist())
-    means = [values[rows & (combinations == each)].mean() for each in named]
+    means = [values[rows & (combinations == each)].mean() for each in np.unique(combinations[rows])]
     if not means:
-        return MeanAndDeviation(np.nan, np.nan)
-    return MeanAndDeviation(float(np.mean(means)), float(np.std(means)))
-
-
-def _figure(figure: Literal[0, 1], *parts: Scores) -> float:
-    """Return mean (0) or deviation (1) over combinations."""
-    return _over_combinations(*parts)[figure]
-
-
-def attribute_report(
-    targets: Sequence[Targets],
-    scores: Mapping[str, Scores],
-    attributes: Sequence[str],
-    score: str = "accuracy",
-) -> AttributeReport:
-    """Return means and deviations of a score over combinations, from the scores of n samples."""
-    ordered = [{key: row[key] for key in attributes if key in row} for row in targets]
-    labels = np.array([attribute_label(row) for row in ordered], str)
-    total, failed = scores[score], np.isnan(scores[score])
-    named = {labels[i]: ordered[i] for i in np.flatnonzero(~failed)}
-    combinations = {
-        str(name): {
-            key: float(scores[f"{score}_{key}"][~failed & (labels == name)].mean()) for key in row
-        }
-        for name, row in named.items()
-    }
-    by_attribute = {
-        key: _over_combinations(scores[f"{score}_{key}"], total, labels) for key in attributes
-    }
-    average = _over_combinations(total, total, labels)
-    return AttributeReport(combinations, by_attribute, average, int(failed.sum()))
+        return float("nan")
+    return float(np.std(means) if figure else np.mean(means))

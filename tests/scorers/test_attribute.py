@@ -72,43 +72,7 @@ def test_equals_one_sample_at_a_time_by_hand(drawn: list[Drawn]) -> None:
 
 
 @given(samples_of_attributes)
-def test_the_report_equals_a_loop_over_combinations(drawn: list[Drawn]) -> None:
-    groups: dict[tuple[str | None, str | None], list[str]] = {}
-    for text, sentiment, topic, _ in drawn:
-        groups.setdefault((sentiment, topic), []).append(text)
-    rows = [
-        ({"sentiment": sentiment, "topic": topic}, text)
-        for (sentiment, topic), texts in groups.items()
-        for text in texts
-    ]
-    samples = Samples([text for _, text in rows], labels=[attribute_label(w) for w, _ in rows])
-    report = AttributeClassifier(CLASSIFIERS).report(samples, "label_probability")
-
-    means: dict[str, list[float]] = {"sentiment": [], "topic": [], "both": []}
-    for (sentiment, topic), texts in groups.items():
-        pairs = {"sentiment": sentiment, "topic": topic}
-        named = {attribute: label for attribute, label in pairs.items() if label}
-        of = {a: statistics.mean(by_hand(t, named)[a][1] for t in texts) for a in named}
-        assert report.combinations[attribute_label(named)] == pytest.approx(of)
-        for attribute, value in of.items():
-            means[attribute].append(value)
-        means["both"].append(statistics.mean(of.values()))
-    assert len(report.combinations) == len(groups)
-    assert report.average == pytest.approx(
-        (statistics.mean(means["both"]), statistics.pstdev(means["both"]))
-    )
-    for attribute in CLASSIFIERS:
-        found = report.attributes[attribute]
-        if means[attribute]:
-            expected = statistics.mean(means[attribute]), statistics.pstdev(means[attribute])
-            assert found == pytest.approx(expected)
-        else:
-            assert np.isnan(found).all()
-    assert report.failed == 0
-
-
-@given(samples_of_attributes)
-def test_a_corpus_is_the_report_over_combinations(drawn: list[Drawn]) -> None:
+def test_a_corpus_equals_a_loop_over_combinations(drawn: list[Drawn]) -> None:
     """Also where a text is empty or a classifier fails; the order of attributes is no matter."""
 
     class Silent(CountingWords):
@@ -121,26 +85,32 @@ def test_a_corpus_is_the_report_over_combinations(drawn: list[Drawn]) -> None:
     scorer = AttributeClassifier({"sentiment": SENTIMENT, "topic": silent})
     labels = [attribute_label(row) for row in targets_of(drawn)]
     samples = Samples([*(text for text, *_ in drawn), " "], labels=[*labels, labels[0]])
-    corpus = scorer.corpus(samples)
-    for name in ("accuracy", "label_probability"):
-        report = scorer.report(samples, name)
-        each = {f"{name}_{key}": value for key, value in report.attributes.items()}
-        for key, (mean, deviation) in {name: report.average, **each}.items():
-            assert corpus[key] == pytest.approx(mean, nan_ok=True)
-            assert corpus[f"{key}_deviation"] == pytest.approx(deviation, nan_ok=True)
+    corpus, scores = scorer.corpus(samples), scorer.score(samples)
+    combinations = [frozenset(row.items()) for row in targets_of(drawn)]
+    combinations.append(combinations[0])
+    for name in scores:
+        total = scores["accuracy" if name.startswith("accuracy") else "label_probability"]
+        groups: dict[frozenset[tuple[str, str | None]], list[float]] = {}
+        for key, value, whole in zip(combinations, scores[name], total, strict=True):
+            if not np.isnan(value) and not np.isnan(whole):
+                groups.setdefault(key, []).append(float(value))
+        means = [statistics.mean(values) for values in groups.values()] or [np.nan]
+        deviation = statistics.pstdev(means) if groups else np.nan
+        assert corpus[name] == pytest.approx(statistics.mean(means), nan_ok=True)
+        assert corpus[f"{name}_deviation"] == pytest.approx(deviation, nan_ok=True)
 
 
-def test_a_report_of_decisions() -> None:
+def test_a_corpus_of_decisions() -> None:
     texts = ["good ball", "bad ball", "good ball", "bad money", "  "]
     labels = ["topic=sports sentiment=positive"] * 2 + ["sentiment=negative topic=business"] * 3
-    report = AttributeClassifier(CLASSIFIERS).report(Samples(texts, labels=labels))
-    assert report.combinations == {
-        "sentiment=positive topic=sports": {"sentiment": 0.5, "topic": 1.0},
-        "sentiment=negative topic=business": {"sentiment": 0.5, "topic": 0.5},
-    }
-    assert report.attributes == {"sentiment": (0.5, 0.0), "topic": (0.75, 0.25)}
-    assert report.average == (0.625, 0.125)
-    assert report.failed == 1
+    corpus = AttributeClassifier(CLASSIFIERS).corpus(Samples(texts, labels=labels))
+    # By combination: sentiment 0.5 and 0.5, topic 1 and 0.5.
+    for name, expected in {
+        "": (0.625, 0.125),
+        "_sentiment": (0.5, 0),
+        "_topic": (0.75, 0.25),
+    }.items():
+        assert (corpus[f"accuracy{name}"], corpus[f"accuracy{name}_deviation"]) == expected
 
 
 def test_one_classifier_takes_plain_labels_and_equals_accuracy() -> None:
@@ -186,9 +156,8 @@ def test_a_classifier_that_fails_makes_the_mean_nan() -> None:
     scores = scorer.score(samples)
     np.testing.assert_array_equal(scores["accuracy"], [np.nan, np.nan])
     np.testing.assert_array_equal(scores["accuracy_sentiment"], [1, np.nan])
-    report = scorer.report(samples)
-    assert report.failed == 2
-    assert np.isnan(report.average).all()
+    corpus = scorer.corpus(samples)
+    assert np.isnan([corpus["accuracy"], corpus["accuracy_deviation"]]).all()
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -261,5 +230,3 @@ def test_other_errors() -> None:
     scorer = AttributeClassifier(CLASSIFIERS)
     with pytest.raises(ValueError, match="AttributeClassifier needs the column 'labels'"):
         scorer.score(["good"])
-    with pytest.raises(ValueError, match="score must be one of accuracy, label_probability"):
-        scorer.report(Samples([], labels=[]), "f1")
