@@ -44,7 +44,7 @@ from ctrlreward.lightning_package import (
     averaging_callbacks,
     misconfigured,
 )
-from ctrlreward.placement import Worker, end_if_scoring_hangs, overlap_on_cpu, shared_device
+from ctrlreward.placement import Worker, overlap_on_cpu, shared_device
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import check_columns
@@ -129,9 +129,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         seed: int = 0,
         overlap: bool = False,
         decoding_cv: bool = False,
-        timeout: float | None = None,
     ) -> None:
-        super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv, timeout)
+        super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv)
         self.every_n_validations = positive("every_n_validations", every_n_validations)
         self.table_rows = positive("table_rows", table_rows)
         self.has_new_scores = False
@@ -292,7 +291,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         future, self._future = self._future, None
         if self._pending and future and (error := future.exception()):
             log.warning("scoring the texts of step %d failed: %r", self._pending[0], error)
-        self._limit.close()
         for scorer in self.scorers:
             scorer.release()
 
@@ -313,7 +311,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             path = self.folder and self.folder / f"step={step:06d}.jsonl"
             self._future = self._worker.submit(self.score_samples, samples, path)
 
-        end_if_scoring_hangs()
         on_rank_zero(start)
         self._pending = step, samples
 
@@ -334,7 +331,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         return found._replace(metrics={**found.metrics, **late})
 
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> HeldOutScores:
-        end_if_scoring_hangs()
         kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
         # Written to disk at once, in case the run fails later.
         path = self.folder and self.folder / f"{kind}step={step:06d}.jsonl"

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,6 @@ from ctrlreward.functional.sequential import (
     jackknife_values,
     resolution,
 )
-from ctrlreward.placement import TimeLimit
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import (
@@ -31,7 +29,6 @@ from ctrlreward.scorers.base import (
     Scorer,
     Scores,
     ScoreSpec,
-    describe_batch,
     reasons_of,
     score,
 )
@@ -89,8 +86,6 @@ class HeldOutScorer:
         seed: Seed of the generation.
         decoding_cv: Return `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
             first, second, … completions of all prompts.
-        timeout: Time limit for scoring, in seconds, after which a `ScoringTimeout` is raised with
-            the scorer's line. None for no limit.
 
     Attributes:
         by_prompt: Key → last scores of each prompt's completions, shape (prompts,
@@ -122,7 +117,6 @@ class HeldOutScorer:
         name: str = "score",
         seed: int = 0,
         decoding_cv: bool = False,
-        timeout: float | None = None,
     ) -> None:
         super().__init__()  # a callback also inherits from another class
         self.components = components_by_name(scores)
@@ -141,7 +135,6 @@ class HeldOutScorer:
                 f"completions of a prompt, got {generations_per_prompt}"
             )
         self._repeats = generations_per_prompt  # 1 in a trial run of a callback
-        self._limit = TimeLimit(timeout)
         self.by_prompt: dict[str, Scores] = {}
         self.resolutions: dict[str, Resolution] = {}
 
@@ -207,8 +200,7 @@ class HeldOutScorer:
             scores: Values of `scored`, if they are known.
         """
         if scores is None:
-            what = partial(describe_batch, self.components, samples)
-            scores = self._limit.run(what, partial(score, self.scored, samples))
+            scores = score(self.scored, samples)
         shown = {key: scores[key] for key in self.components}
         reasons = reasons_of(self.components, samples)
         if path is not None:

@@ -19,7 +19,7 @@ from ctrlreward.arguments import checked_keywords, did_you_mean, not_negative, o
 from ctrlreward.engine.accelerators import scoring_stream
 from ctrlreward.functional.aggregates import counted_where, disagreement, mean_minus_deviation
 from ctrlreward.functional.transfer import GM_THRESHOLDS, checked_thresholds, gm_of
-from ctrlreward.placement import TimeLimit, Worker
+from ctrlreward.placement import Worker
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import (
     LARGEST,
@@ -27,7 +27,6 @@ from ctrlreward.scorers.base import (
     Component,
     Scorer,
     Scores,
-    describe_batch,
     reasons_of,
     score,
 )
@@ -218,8 +217,6 @@ class Reward(AnyReward):
         scales: Component → mean and standard deviation on good texts, as `fit_scales` returns
             them: each score becomes the number of deviations by which it is better than the mean.
         penalty: λ of `"mean_minus_deviation"`, ≥ 0; None takes 1.
-        timeout: Time limit for scoring a batch, in seconds; a scorer that hangs then raises a
-            `ScoringTimeout` with its line. None for no limit.
 
     A `Component` with `given` and `at_least` counts only for samples where the named component
     reaches the threshold, and is 0 otherwise (GDPO, Liu et al. 2026, eq. 8). A loss counts
@@ -257,7 +254,6 @@ class Reward(AnyReward):
         thresholds: Thresholds | None = None,
         scales: Scales | None = None,
         penalty: float | None = None,
-        timeout: float | None = None,
     ) -> None:
         self.components, given_weights = _split(components)
         self._conditional = conditions(self.components)
@@ -319,7 +315,6 @@ class Reward(AnyReward):
         if device is not None:
             for scorer in self._scorers():
                 scorer.to(device)
-        self.time_limit = TimeLimit(timeout)
         self._worker = Worker()
 
     def __repr__(self) -> str:
@@ -333,7 +328,6 @@ class Reward(AnyReward):
     def release(self) -> None:
         """See `AnyReward`."""
         self._worker.close(cancel=True)
-        self.time_limit.close()
         for scorer in self._scorers():
             scorer.release()
 
@@ -355,10 +349,7 @@ class Reward(AnyReward):
 
     def _score(self, samples: Samples) -> RewardBatch:
         started = time.perf_counter()
-        scores = self.time_limit.run(
-            partial(describe_batch, self.components, samples),
-            partial(scoring_stream(self.device)(score), self.components, samples),
-        )
+        scores = scoring_stream(self.device)(score)(self.components, samples)
         batch = self.combine(scores, time.perf_counter() - started)
         return replace(batch, reasons=reasons_of(self.components, samples))
 

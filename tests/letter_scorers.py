@@ -107,11 +107,11 @@ def placed_reward(seconds: float = 0.0) -> Reward:
     )
 
 
-def hanging_reward(timeout: float | None = None) -> Reward:
+def hanging_reward() -> Reward:
     """A reward that never scores "hold"."""
     letters = Letters()
     letters.go.clear()
-    return Reward({"letters": letters["letters"]}, timeout=timeout)
+    return Reward({"letters": letters["letters"]})
 
 
 def unloadable_reward() -> Reward:

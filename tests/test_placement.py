@@ -1,24 +1,18 @@
 from __future__ import annotations
 
 import pickle
-import re
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from ctrlreward import Reward, Samples
+from ctrlreward import Samples
 from ctrlreward.callbacks import GenerationScorer
-from ctrlreward.placement import ScoringTimeout, Worker, overlap_on_cpu, shared_device
+from ctrlreward.placement import Worker, overlap_on_cpu, shared_device
 from ctrlreward.scorers import (
     Accuracy,
     AttributeClassifier,
@@ -28,8 +22,6 @@ from ctrlreward.scorers import (
     Similarity,
     TransferQuality,
 )
-
-T = TypeVar("T")
 
 
 @pytest.mark.parametrize(
@@ -128,109 +120,3 @@ def test_a_worker_hands_over_results_and_errors_and_cancels_what_has_not_started
         each.close()
     new = set(threading.enumerate()) - before
     assert not [thread for thread in new if thread.name.startswith("ctrlreward")]
-
-
-# Scorers that hang
-
-
-answered = threading.Event()
-
-
-@pytest.fixture
-def ends() -> Iterator[None]:
-    answered.clear()
-    before = set(threading.enumerate())
-    yield
-    answered.set()
-    for thread in set(threading.enumerate()) - before:
-        if thread.name.startswith("ctrlreward"):
-            thread.join(30)
-            assert not thread.is_alive()
-
-
-def waits(texts: list[str]) -> list[float]:
-    if "ham" in texts:
-        answered.wait(60)
-    return [1.0] * len(texts)
-
-
-def loops(texts: list[str]) -> list[float]:
-    while "ham" in texts and not answered.is_set():
-        pass
-    return [1.0] * len(texts)
-
-
-@pytest.mark.usefixtures("ends")
-@pytest.mark.parametrize("function", [waits, loops])
-@pytest.mark.parametrize("submitted", [False, True])
-def test_a_scorer_that_hangs_is_named_with_its_batch_and_its_line(
-    function: Callable[[list[str]], list[float]], submitted: bool
-) -> None:
-    reward = Reward({"odd": function}, timeout=0.2)
-
-    def call() -> object:
-        future = reward.submit(["spam", "ham"]) if submitted else None
-        return future.result() if future else reward(["spam", "ham"])
-
-    assert reward(["soup"]).total.tolist() == [1.0]
-    name, first = function.__name__, function.__code__.co_firstlineno
-    with pytest.raises(ScoringTimeout) as raised:
-        call()
-    found = re.fullmatch(
-        rf"scoring 2 texts \(the first is 'spam'\) by FunctionScorer \({name}\) did not end within "
-        rf"timeout = 0\.2 s, it is at {re.escape(__file__)}:(\d+) in {name}. Fix or remove the "
-        r"scorer that waits there, or set a longer timeout\.",
-        str(raised.value),
-    )
-    assert found is not None, raised.value
-    assert first < int(found[1]) <= first + 2
-    # Its lock is held for good: a further call does not end either, and says where it waits.
-    with pytest.raises(ScoringTimeout, match=r"sharing\.py:\d+ in locked. Fix"):
-        call()
-    reward.release()
-
-
-def test_what_ends_in_time_is_as_without_a_limit() -> None:
-    def fails(texts: list[str]) -> list[float]:
-        raise TimeoutError("of its own")
-
-    def counts(texts: list[str]) -> list[float]:
-        assert not torch.is_grad_enabled()
-        return [float(len(text)) for text in texts]
-
-    reward = Reward(fails, timeout=30)
-    with pytest.raises(TimeoutError, match=r"^of its own"):
-        reward(["soup"])
-    reward.release()
-    with torch.no_grad():
-        plain = Reward(counts)(["soup", "ham"]).total
-    limited = Reward(counts, timeout=30)
-    assert limited(["soup", "ham"]).total.tolist() == plain.tolist()
-    limited.release()
-    for wrong in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="must be a positive number of seconds or None"):
-            Reward(counts, timeout=wrong)
-
-
-ENDING = """
-import time
-from pathlib import Path
-from ctrlreward.placement import Worker
-
-def write(name):
-    time.sleep(0.3)
-    Path({folder!r}, name).touch()
-
-worker = Worker()
-worker.submit(write, "running")
-time.sleep(0.1)
-worker.submit(write, "waiting")
-"""
-
-
-def test_a_process_ends_after_the_running_call(tmp_path: Path) -> None:
-    """A thread that ended within PyTorch aborted it, such as that of `reward.submit(texts)`."""
-    code = ENDING.format(folder=str(tmp_path))
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-    assert (tmp_path / "running").exists()
-    assert not (tmp_path / "waiting").exists()

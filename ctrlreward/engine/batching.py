@@ -30,9 +30,6 @@ _WINDOW_CHARACTERS = 2**14
 _CPU_TOKENS = 2**11
 _MIN_ACCELERATOR_TOKENS, _MAX_ACCELERATOR_TOKENS = 2**12, 2**16
 
-# Calls of models so far in all threads, a sign of progress.
-passes = 0
-
 # With fewer batches, the work ends before a progress bar could be read.
 _MIN_BATCHES_FOR_PROGRESS = 20
 
@@ -103,7 +100,6 @@ def run_batched(
     is kept. A batch ends where its padding would exceed `padding` tokens, by default 1/64 of the
     budget.
     """
-    global passes
     pending = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     results: dict[int, Result] = {}
     shown: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda done: None)
@@ -130,7 +126,6 @@ def run_batched(
                 free_unused()  # after the handler: its traceback holds the failed batch's tensors
                 batch_tokens = size * longest // 2
                 continue
-            passes += 1
             results.update(zip(batch, outputs, strict=True))
             pending = rest
             advance(size)

@@ -114,12 +114,11 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         table_rows: int = 16,
         seed: int = 0,
         decoding_cv: bool = False,
-        timeout: float | None = None,
     ) -> None:
         check_trainer(trainer, self)
         prompts = prompts_as_texts(trainer, samples)
         super().__init__(
-            *(scores, prompts.samples, generations_per_prompt, name, seed, decoding_cv, timeout)
+            *(scores, prompts.samples, generations_per_prompt, name, seed, decoding_cv)
         )
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)

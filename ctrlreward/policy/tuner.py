@@ -29,7 +29,7 @@ from ctrlreward.lightning_package import (
     mixed,
     package_of,
 )
-from ctrlreward.placement import end_if_scoring_hangs, overlap_on_cpu, shared_device
+from ctrlreward.placement import overlap_on_cpu, shared_device
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 from ctrlreward.policy.model import LoRA, check_config, keep_start, reference_policy
 from ctrlreward.policy.objectives import (
@@ -278,7 +278,6 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
     def on_train_start(self) -> None:
         """Check that the trainer iterates over prompts, and that they suit the objective."""
-        end_if_scoring_hangs()
         given = self.trainer.train_dataloader
         if any(isinstance(leaf, str) for leaf in tree_leaves(given)):
             raise misconfigured(

@@ -575,16 +575,6 @@ def reasons_of(components: Mapping[str, Component], samples: Samples) -> dict[st
     return found
 
 
-def describe_batch(components: Mapping[str, Component], samples: Samples) -> str:
-    """Return a description of the scoring: "4 texts (the first is 'A') by Judge (score)"."""
-    names: dict[str, list[str]] = {}
-    for component in components.values():
-        names.setdefault(type(component.scorer).__name__, []).append(component.name)
-    scorers = ", ".join(f"{scorer} ({', '.join(own)})" for scorer, own in names.items())
-    first = f" (the first is {shortened(samples.texts[0])})" if len(samples) else ""
-    return f"{len(samples)} texts{first} by {scorers}"
-
-
 def check_columns(components: Mapping[str, Component], samples: Samples) -> None:
     """Raise if samples lack a column that a component needs."""
     for component in components.values():

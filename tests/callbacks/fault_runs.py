@@ -1,6 +1,6 @@
 """Script of test_faults.py: one run in this process, with a fault.
 
-`python fault_runs.py FAULT FOLDER`; `FOLDER/ready` says that the fault is there.
+`python fault_runs.py FAULT FOLDER`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,7 @@ from forked_ranks import on_two_ranks
 from lightning_choice import GenerationScorer, RewardCheckpoint
 from module_files import load
 
-from ctrlreward import Samples, placement
-from ctrlreward.engine.batching import run_batched
+from ctrlreward import Samples
 
 shared = load(Path(__file__).with_name("conftest.py"))
 
@@ -29,24 +26,13 @@ AT = 4  # step of the fault; validations are after each second one
 class Faulty(shared.Curve):
     """Scorer whose fault is in the validation after step `AT`."""
 
-    def __init__(self, folder: Path, fault: str) -> None:
+    def __init__(self, fault: str) -> None:
         super().__init__([0.125 * i for i in range(9)])
-        self.folder, self.fault, self.draws = folder, fault, False
+        self.fault, self.draws = fault, False
 
     def score_samples(self, samples: Samples) -> Any:
-        if f" at {AT} " in samples.texts[0]:
-            (self.folder / "ready").touch()
-            if self.fault == "kill the scoring rank":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.fault.startswith("hang"):
-                threading.Event().wait(60)
-            if self.fault == "slow":
-                return self._slowly(samples)
-        return super().score_samples(samples)
-
-    def _slowly(self, samples: Samples) -> Any:
-        """Run 15 batches of a slow model."""
-        run_batched([1] * 15, 1, lambda batch: time.sleep(0.1) or batch, "slow")
+        if self.fault == "kill the scoring rank" and f" at {AT} " in samples.texts[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().score_samples(samples)
 
 
@@ -60,31 +46,17 @@ class Dying(shared.Counter):
 
 
 def fit(folder: Path, fault: str, **options: Any) -> None:
-    scorer = Faulty(folder, fault)
+    scorer = Faulty(fault)
     prompts = Samples(texts=["The food", "The film"])
     callbacks = [
-        GenerationScorer({"v": scorer["value"]}, prompts, overlap=fault == "hang overlapped"),
-        RewardCheckpoint("held_out", "max", dirpath=str(folder / "kept"))
-        if fault == "hang overlapped"
-        else RewardCheckpoint("score/v", "max", dirpath=str(folder / "kept")),
+        GenerationScorer({"v": scorer["value"]}, prompts),
+        RewardCheckpoint("score/v", "max", dirpath=str(folder / "kept")),
     ]
     trainer = shared.validating_trainer(folder, callbacks, **options)
-    trainer.fit(Dying() if fault == "kill the other rank" else Module())
-
-
-class Module(shared.Counter):
-    """Module that logs its step."""
-
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.log("held_out", float(self.global_step))
+    trainer.fit(Dying() if fault == "kill the other rank" else shared.Counter())
 
 
 def main(fault: str, folder: Path) -> None:
-    placement.GRACE = 0.5
-    if not fault.startswith("kill"):
-        fit(folder, fault)
-        return
-
     def rank(number: int) -> None:
         output = os.open(folder / f"rank{number}", os.O_CREAT | os.O_WRONLY)
         os.dup2(output, 2)

@@ -1,4 +1,4 @@
-"""Faults around a run: checkpoints that are cut off, scorers that hang or diverge, full disks."""
+"""Faults around a run: checkpoints that are cut off, ranks that die, full disks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import itertools
 import json
 import re
 import resource
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,47 +50,7 @@ def test_a_checkpoint_that_was_cut_off_is_named(
     assert trainer.global_step == 4
 
 
-# Scorers that hang, and ranks that die
-
-
-def terminated(fault: str, folder: Path) -> tuple[int | None, float, str]:
-    """Send SIGTERM to a run when its fault is there; return exit code, seconds and messages."""
-    errors = folder / "errors"
-    process = WarmProcess([SCRIPT, fault, folder], folder / "output", errors)
-    while not (folder / "ready").exists():
-        assert process.wait(0.02) is None, errors.read_text()
-    started = time.monotonic()
-    process.end(signal.SIGTERM)
-    code = process.wait(40)
-    process.end(signal.SIGKILL)
-    return code, time.monotonic() - started, errors.read_text()
-
-
-@pytest.mark.parametrize("fault", ["hang", "hang overlapped"])
-def test_sigterm_ends_a_run_whose_scorer_hangs(fault: str, tmp_path: Path) -> None:
-    code, seconds, errors = terminated(fault, tmp_path)
-    assert code == 143, errors
-    assert seconds < 10  # GRACE is half a second there
-    line = "SIGTERM: scoring 2 texts (the first is 'The food at 4 "
-    assert line in errors
-    assert ") by Faulty (value) has made no progress for 0 s, at " in errors
-    assert "fault_runs.py:" in errors
-    assert "in score_samples, so the process ends" in errors
-    # What was computed before is there.
-    last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
-    assert last["global_step"] == (4 if fault == "hang overlapped" else 2)
-    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert (tmp_path / "samples" / "score" / "step=000002.jsonl").exists()
-    assert rows[0]["step"] == 2
-
-
-def test_after_sigterm_a_scorer_that_makes_progress_is_waited_for(tmp_path: Path) -> None:
-    code, seconds, errors = terminated("slow", tmp_path)
-    assert code == 0, errors  # of Lightning's SIGTERMException
-    assert 1 < seconds < 20  # more than the half second without progress
-    assert (tmp_path / "samples" / "score" / "step=000004.jsonl").exists()
-    last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
-    assert last["global_step"] == 4
+# Ranks that die
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,6 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "tests/callbacks/test_wandb.py -k offline",
     ),
     "SIGTERM": ("tests/callbacks/test_interruptions.py",),
-    "SIGTERM while a scorer hangs": (
-        "tests/callbacks/test_faults.py -k sigterm",
-        "tests/serving/test_serve.py -k hangs",
-    ),
     "full disk, damaged file": (
         "tests/test_files.py -k disk or cut_anywhere",
         "tests/callbacks/test_faults.py -k disk or cut_off",
@@ -56,7 +52,6 @@ FAULTS: dict[str, tuple[str, ...]] = {
     ),
     "wrong shape, type or range": ("tests/scorers/test_base.py -k is_checked",),
     "an exception": ("tests/scorers/test_base.py -k exception_of_a_scorer",),
-    "a call that hangs": ("tests/test_placement.py -k hangs",),
     "a loss that is NaN": ("tests/policy/test_faults.py -k finite",),
     # bad texts and files
     "any characters, any length": (
