@@ -15,18 +15,15 @@ module uses a private name of Lightning, or if Lightning no longer has one of th
 - `Callback._generate_state_key`, which Lightning's documentation recommends.
 - `Trainer._logger_connector`, its `log_metrics` and `_TrainingEpochLoop._batches_that_stepped`: the
   trainer logs under a number of batches, and has no option for another step.
-- `WandbLogger._wandb_init` and `_id` contain the id of the run, which is known only when a
-  checkpoint has been read; `_offline` and `_prefix` have no public name.
+- `WandbLogger._prefix` has no public name.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 
-from ctrlreward.extras import import_extra
 from ctrlreward.lightning_package import Callback, ModelCheckpoint, Trainer, WandbLogger
 
 
@@ -58,23 +55,6 @@ def log_at_global_step(trainer: Trainer) -> None:
 def wandb_key(logger: WandbLogger, key: str) -> str:
     """Return the key of a metric in Weights & Biases, which starts with the logger's prefix."""
     return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{key}" if logger._prefix else key
-
-
-def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
-    """Set the arguments that a logger passes to `wandb.init` when its run starts.
-
-    The logger continues the run `run_id`, unless it has an id; "" starts a new one. An offline run
-    prints only warnings and errors, and is on disk within a second, unless the logger has settings.
-    """
-    arguments = logger._wandb_init
-    # Lightning always passes it, it has no effect, and wandb warns of it.
-    arguments.pop("anonymous", None)
-    if run_id and logger._id is None:
-        logger._id = arguments["id"] = run_id
-    offline = logger._offline or os.environ.get("WANDB_MODE") in ("offline", "dryrun")
-    if offline and arguments.get("settings") is None:  # the command line passes None
-        wandb = import_extra("wandb", "WandbLogger")
-        arguments["settings"] = wandb.Settings(silent=True, x_transaction_log_flush_interval=1.0)
 
 
 class CheckpointStepsMixin(ModelCheckpoint):

@@ -10,7 +10,6 @@ from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
-from ctrlreward.callbacks.loggers.wandb_report import WandbReportMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.report import BeforeAfterMixin, RunReportMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
@@ -56,7 +55,3 @@ class RolloutSamples(RolloutSamplesMixin, Callback):
 
 class RunReport(RunReportMixin, Callback):
     __doc__ = RunReportMixin.__doc__
-
-
-class WandbReport(WandbReportMixin, Callback):
-    __doc__ = WandbReportMixin.__doc__

@@ -20,7 +20,6 @@ from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.judges import AUC
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
-from ctrlreward.callbacks.loggers.wandb_report import WandbReportMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.ranges import UsefulRange
 from ctrlreward.callbacks.report import BeforeAfterMixin, RunReportMixin
@@ -62,7 +61,6 @@ __all__ = [
     "SoftOverlong",
     "TextGenerator",
     "UsefulRange",
-    "WandbReport",
     "generate",
 ]
 
@@ -109,7 +107,3 @@ class RolloutSamples(RolloutSamplesMixin, Callback):
 
 class RunReport(RunReportMixin, Callback):
     __doc__ = RunReportMixin.__doc__
-
-
-class WandbReport(WandbReportMixin, Callback):
-    __doc__ = WandbReportMixin.__doc__

@@ -63,10 +63,6 @@ class OfflineRun:
                 put(summary, item)
         return summary
 
-    def models(self) -> list[Any]:
-        """Artifacts of type `model`; tables are artifacts too."""
-        return [record for record in self.of("artifact") if record.type == "model"]
-
     def table(self, row: Mapping[str, Any], key: str) -> dict[str, Any]:
         """Return `columns` and `data` of a table of a row."""
         table: dict[str, Any] = json.loads((self.folder / "files" / row[key]["path"]).read_text())

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from lightning_choice import (
     RunReport,
-    WandbReport,
     pl,
     quiet_trainer,
 )
@@ -88,7 +87,7 @@ def test_hooks_do_the_work_of_their_bases() -> None:
 
 
 @pytest.mark.lightning
-@pytest.mark.parametrize("kind", [RunReport, WandbReport])
+@pytest.mark.parametrize("kind", [RunReport])
 def test_callbacks_release_what_they_hold_after_a_run_and_after_its_error(
     kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:

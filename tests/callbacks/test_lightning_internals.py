@@ -48,13 +48,10 @@ USED = {
 }
 ATTRIBUTES = {
     "_batches_that_stepped",
-    "_id",
     "_last_checkpoint_saved",
     "_last_global_step_saved",
     "_logger_connector",
-    "_offline",
     "_prefix",
-    "_wandb_init",
 }
 
 

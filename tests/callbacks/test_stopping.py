@@ -17,7 +17,6 @@ from lightning_choice import (
     RewardCheckpoint,
     RewardEarlyStopping,
     RewardShaping,
-    WandbReport,
     pl,
 )
 from torch.utils.data import DataLoader, IterableDataset
@@ -157,7 +156,6 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
         (HistoryLogger, "save_dir", "folder"),
         (RewardCheckpoint, "every_n_epochs", r"Trainer\(check_val_every_n_epoch"),
         (RewardShaping, "normalize", "normalise"),
-        (WandbReport, "project", r"logger=WandbLogger\(project"),
     ],
 )
 def test_a_keyword_of_another_library_names_ours(callback: type, wrong: str, right: str) -> None:
@@ -288,7 +286,6 @@ def test_a_stopped_run_continues_if_resumed_with_more_patience(
         (lambda: RewardCheckpoint("v", constraints=["l", 1]), "constraints must map keys to"),
         (lambda: ParetoCheckpoint(["v", 1]), "each of metrics must be the key of a logged metric"),
         (lambda: ProxyGuard(["v"], "l"), r"proxy must be the key of a logged metric, got \['v'\]"),
-        (lambda: WandbReport("reviews"), "logger must be a WandbLogger, got 'reviews'"),
     ],
 )
 def test_wrong_types_are_named_before_training(build: Callable[[], object], message: str) -> None:
