@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import socket
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
-from huggingface_hub import constants
 from huggingface_hub.errors import StrictDataclassError as Misfit
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -73,13 +69,11 @@ _TOKENIZER_FILES = (
 def load_config(model: str) -> PretrainedConfig:
     """Load the configuration of a model, without its weights."""
     location = resolve(model)
-    with _hub(model, location) as offline:
+    with _hub(model, location):
         try:
-            return AutoConfig.from_pretrained(
-                location, trust_remote_code=False, local_files_only=offline
-            )
+            return AutoConfig.from_pretrained(location, trust_remote_code=False)
         except ValueError as error:
-            values, _ = PretrainedConfig.get_config_dict(location, local_files_only=offline)
+            values, _ = PretrainedConfig.get_config_dict(location)
             if "auto_map" not in values:
                 raise
             raise ValueError(remote_code(model)) from error
@@ -108,10 +102,8 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
             f"model = {model!r} has no tokenizer.json. Save the tokenizer into the folder with "
             f"AutoTokenizer.from_pretrained(...).save_pretrained({str(saved)!r})."
         )
-    with _hub(model, location) as offline:
-        tokenizer = AutoTokenizer.from_pretrained(
-            location, trust_remote_code=False, local_files_only=offline
-        )
+    with _hub(model, location):
+        tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -154,7 +146,7 @@ def load_weights(
     """
     _check_kind(auto_class, model, config)
     location = resolve(model)
-    with _hub(model, location) as offline, _quiet_loading(location):
+    with _hub(model, location), _quiet_loading(location):
         loaded, report = auto_class.from_pretrained(
             location,
             config=config,
@@ -164,7 +156,6 @@ def load_weights(
             device_map=None if quantization_config is None else {"": device},
             use_safetensors=True,
             trust_remote_code=False,
-            local_files_only=offline,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported, and an error below
         )
@@ -196,30 +187,12 @@ def _check_kind(auto_class: AutoClass, model: str, config: PretrainedConfig) -> 
     raise ValueError(f"model = {model!r} is {found}, must be {_KINDS[auto_class]}")
 
 
-def _unreachable(location: str) -> bool:
-    """Return whether a model of the hub can only come from the cache.
-
-    A machine that reaches the hub through a proxy, or slowly, is not offline.
-    """
-    if Path(location).exists() or constants.HF_HUB_OFFLINE or getproxies():
-        return False
-    hub = urlsplit(constants.ENDPOINT)
-    try:
-        port = hub.port or {"http": 80}.get(hub.scheme, 443)
-        socket.create_connection((hub.hostname or "", port), timeout=3).close()
-    except TimeoutError:
-        return False
-    except OSError:  # unknown name, no route, or no server
-        return True
-    return False
-
-
 @contextlib.contextmanager
-def _hub(model: str, location: str) -> Iterator[bool]:
-    """Yield whether to use only cached files, instead of six requests for each; name errors."""
+def _hub(model: str, location: str) -> Iterator[None]:
+    """Name the model in errors of loading it."""
     try:
         with damage_named(Path(location), f"model = {model!r}"):
-            yield _unreachable(location)
+            yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, Misfit) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
