@@ -11,7 +11,6 @@ from .pytorch_lightning import RewardCheckpoint as RewardCheckpoint
 from .pytorch_lightning import RewardEarlyStopping as RewardEarlyStopping
 from .pytorch_lightning import RewardShaping as RewardShaping
 from .pytorch_lightning import RolloutSamples as RolloutSamples
-from .pytorch_lightning import RunReport as RunReport
 from .ranges import UsefulRange as UsefulRange
 from .saving import AdapterExporter as AdapterExporter
 from .terms import LengthWindow as LengthWindow

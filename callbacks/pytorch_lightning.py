@@ -11,7 +11,7 @@ from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
-from ctrlreward.callbacks.report import BeforeAfterMixin, RunReportMixin
+from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
 from ctrlreward.callbacks.shaping import RewardShapingMixin
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
@@ -51,7 +51,3 @@ class RewardShaping(RewardShapingMixin, Callback):
 
 class RolloutSamples(RolloutSamplesMixin, Callback):
     __doc__ = RolloutSamplesMixin.__doc__
-
-
-class RunReport(RunReportMixin, Callback):
-    __doc__ = RunReportMixin.__doc__

@@ -1,4 +1,4 @@
-"""Reports of a run: the untuned policy compared with the selected one, or its metrics alone."""
+"""Report of a run: the untuned policy compared with the selected one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ctrlreward.arguments import checked_keywords, inner_path, positive, sign_of
+from ctrlreward.arguments import checked_keywords, inner_path, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.judges import (
     AUC,
@@ -22,16 +22,11 @@ from ctrlreward.callbacks.judges import (
     judges_by_name,
     with_judges,
 )
-from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.monitoring import (
-    ReadingMixin,
-    is_fitting,
     known_bounds,
     known_modes,
-    read_metrics,
     resolutions,
 )
-from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.completion import (
@@ -42,24 +37,25 @@ from ctrlreward.completion import (
     mismatch,
     unclear_input,
 )
-from ctrlreward.files import JsonLog, finite_or_none, json_text, without_nan, write_whole
+from ctrlreward.files import JsonLog, json_text, without_nan, write_whole
 from ctrlreward.held_out import SAMPLING_NAMES, components_by_name
+from ctrlreward.items import counted
 from ctrlreward.lightning_package import (
     LightningModule,
     ModelCheckpoint,
     Trainer,
-    callbacks_of,
     is_instance,
     is_sharded,
     misconfigured,
 )
-from ctrlreward.plots.curves import Rows, curve, draw_curves
+from ctrlreward.plots.curves import Rows, draw_curves
+from ctrlreward.plots.style import change_text, plain
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scores, check_columns, reasons_of, score
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import explain_some, read_scored_file, write_scored_samples
-from ctrlreward.selection.best import CHOICES
+from ctrlreward.selection.best import CHOICES, LAST_STEP
 from ctrlreward.sharded_weights import whole_weights
 
 log = logging.getLogger(__name__)
@@ -71,7 +67,7 @@ class BeforeAfterMixin(CallbackMixin):
 
     Generates and scores texts before the first step, and again with the selected weights when
     training has ended; the module keeps these weights. The trainer needs a `RewardCheckpoint`.
-    Prints a table, and six pairs of an untuned and a selected text, evenly spaced over all.
+    Prints a table.
 
     Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and a `<name>.jsonl`
     of each entry of `others` (texts with the scores and, by its name, the score of each judge),
@@ -253,92 +249,6 @@ class BeforeAfterMixin(CallbackMixin):
         return scored_texts(path, self._components, self.seed, "default_root_dir")
 
 
-@checked_keywords()
-class RunReportMixin(ReadingMixin):
-    """Writes `summary.json` and `curves.png` of a run when it ends, also by an error.
-
-    For any module and logger, without further texts. The figure has the scores of each
-    `GenerationScorer`, the keys that checkpoint and early stopping callbacks monitor, the kept step
-    and the constraints of `RewardCheckpoint`. It needs `pip install 'ctrlreward[plots]'`.
-
-    Keys of `summary.json`:
-    - `scores`: logged key → its `first`, `last` and `best` value at validation, and `best_step`;
-    - `steps`, `stopped_by`, `best_checkpoint`, `constraints_met`, `selection`, `directions`,
-      `ranges`: as in `BeforeAfter`;
-    - `seconds`: `total`.
-
-    Args:
-        folder: Folder of both files. Defaults to the logger's, or to the trainer's
-            `default_root_dir`.
-
-    Raises:
-        MisconfigurationException: In `setup`: the trainer has a `BeforeAfter`, which writes the
-            same files.
-
-    Examples:
-        >>> from ctrlreward.callbacks import RunReport
-        >>> report = RunReport("runs/mine")  # for Trainer(callbacks=[report])
-    """
-
-    def __init__(self, folder: str | None = None) -> None:
-        super().__init__()
-        self.folder = folder
-        self.rows: list[dict[str, Any]] = []
-        self._output: Path | None = None  # until setup has passed
-        self._started, self._seconds_before = time.perf_counter(), 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the metrics and the seconds so far."""
-        seconds = self._seconds_before + time.perf_counter() - self._started
-        return {"rows": list(self.rows), "decided": self._decided_step, "seconds": seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore both."""
-        self.rows, self._seconds_before = list(state_dict["rows"]), state_dict["seconds"]
-        self._decided_step = state_dict.get("decided", -1)
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Choose the folder."""
-        super().setup(trainer, pl_module, stage)
-        if callbacks_of(trainer, BeforeAfterMixin):
-            self.refuse("BeforeAfter writes summary.json and curves.png. Leave RunReport out.")
-        self._output = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the new metrics."""
-        if is_fitting(trainer):
-            metrics, stale, _ = read_metrics(trainer, self._reader)
-            new = {k: finite_or_none(value) for k, value in metrics.items() if k not in stale}
-            if not self.is_undecided(trainer):  # the same weights, with other new values
-                new = {**self.rows.pop(), **new}
-            self.rows.append({"step": trainer.global_step, **new})
-            self._reader.note()
-            self._decided_step = trainer.global_step
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write both files."""
-        self._write(trainer)
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Write both files, unless the run failed before it began."""
-        if is_fitting(trainer):
-            self._write(trainer, {"stopped_by": type(exception).__name__})
-        super().on_exception(trainer, pl_module, exception)
-
-    def _write(self, trainer: Trainer, changes: Mapping[str, str] | None = None) -> None:
-        folder = self._output
-        if folder is None or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        facts = {**run_facts(trainer), **(changes or {})}
-        scores = {key: _course(self.rows, key, mode) for key, mode in facts["directions"].items()}
-        logged = [log for log in trainer.loggers if isinstance(log, HistoryLoggerMixin)]
-        history = JsonLog(logged[0].path).read() if logged else self.rows
-        summary = {"scores": scores, **facts, "seconds": {"total": self.state_dict()["seconds"]}}
-        write_report(folder, summary, history)
-
-
 def run_facts(trainer: Trainer) -> dict[str, Any]:
     """Return the entries of `summary.json` that no score changes: steps, choice, directions."""
     ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
@@ -423,29 +333,40 @@ def write_comparison(
         "ranges": {**facts["ranges"], **ranges},
         "seconds": {**seconds, "total": sum(seconds.values())},
     }
-    write_report(folder, summary, history)
-    key = next(iter(judges or components))
-    shown = judged_component(judges[key]).name if judges else key
-    untuned, selected = ((sets[side][0], scores[side][key]) for side in ("before", "after"))
-    print(text_pairs(shown, untuned, selected), console_table(summary), sep="\n\n", flush=True)
-
-
-def write_report(folder: Path, summary: Mapping[str, Any], history: Rows | None) -> None:
-    """Write `summary.json`, with null for NaN, and, if there is a history, `curves.png`."""
     content = without_nan(summary)
     write_whole(folder / "summary.json", json_text(content))
-    if history is None:
-        return
-    try:
-        draw_curves(history, content, folder / "curves.png")
-    except ImportError as error:  # matplotlib is optional
-        log.warning("%s", error)
+    if history is not None:
+        try:
+            draw_curves(history, content, folder / "curves.png")
+        except ImportError as error:  # matplotlib is optional
+            log.warning("%s", error)
+    print(console_table(summary), flush=True)
 
 
-def _course(rows: Rows, key: str, mode: str) -> Mapping[str, float | None]:
-    """Return first, last and best value of a key, None without a validation that logged it."""
-    steps, values = curve(rows, key)
-    if not values:
-        return dict.fromkeys(("first", "last", "best", "best_step"))
-    best = max(range(len(values)), key=lambda i: sign_of(mode) * values[i])
-    return {"first": values[0], "last": values[-1], "best": values[best], "best_step": steps[best]}
+def console_table(report: Mapping[str, Any]) -> str:
+    """Return means and judges before, after and of the others side by side, and differences."""
+    columns = {"before": report["before"], "after": report["after"], **report["others"]}
+    judges: Mapping[str, Any] = report["judges"]
+    names = [name for name in report["before"] if name != "generations"]
+    values = {name: [column[name] for column in columns.values()] for name in names}
+    for name, judge in judges.items():
+        others = [other["value"] for other in judge["others"].values()]
+        values[name] = [judge["before"], judge["after"], *others]
+    rows = [("", *columns), *((name, *map(plain, row)) for name, row in values.items())]
+    first, *widths = (max(map(len, cells)) for cells in zip(*rows, strict=True))
+    form = f"{{:{max(24, first)}}}" + "".join(f"{{:>{max(10, width + 2)}}}" for width in widths)
+    lines = [form.format(*row) for row in rows]
+    if judges:
+        lines.insert(1 + len(names), "judges, which training and selection did not see:")
+    for name, entry in {report["score"]: report, **judges}.items():
+        for other, change in {"before": entry, **entry["others"]}.items():
+            lines.append(f"{name}, after - {other}: {change_text(change)}")
+    kept = report["best_checkpoint"]
+    what = "best checkpoint" if report["constraints_met"] else "NO CHECKPOINT QUALIFIED, last one"
+    what = "weights after training" if kept == LAST_STEP else what
+    seconds = report["seconds"]["total"]
+    lines += [
+        f"{counted(report['steps'], 'step')} in {seconds:.0f} s; stopped by {report['stopped_by']}",
+        f"{what}: {kept}",
+    ]
+    return "\n".join(lines)

@@ -22,7 +22,7 @@ from ctrlreward.callbacks.judges import AUC
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.ranges import UsefulRange
-from ctrlreward.callbacks.report import BeforeAfterMixin, RunReportMixin
+from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
 from ctrlreward.callbacks.saving import AdapterExporter
 from ctrlreward.callbacks.shaping import RewardShapingMixin
@@ -56,7 +56,6 @@ __all__ = [
     "RewardEarlyStopping",
     "RewardShaping",
     "RolloutSamples",
-    "RunReport",
     "SampleGenerator",
     "SoftOverlong",
     "TextGenerator",
@@ -103,7 +102,3 @@ class RewardShaping(RewardShapingMixin, Callback):
 
 class RolloutSamples(RolloutSamplesMixin, Callback):
     __doc__ = RolloutSamplesMixin.__doc__
-
-
-class RunReport(RunReportMixin, Callback):
-    __doc__ = RunReportMixin.__doc__

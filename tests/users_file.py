@@ -419,8 +419,7 @@ def policy_gradient() -> None:
         ranges={"content": callbacks.UsefulRange(high=0.99)},
     )
     rollouts = callbacks.RolloutSamples(every_n_batches=2)
-    summary = callbacks.RunReport()
-    trainer = pl.Trainer(max_steps=1, callbacks=[shaping, rollouts, summary])
+    trainer = pl.Trainer(max_steps=1, callbacks=[shaping, rollouts])
     trainer.fit(tuner, DataLoader(Prompts(), batch_size=None))
     assert tuner.last_rollout is not None
     samples, scored = tuner.last_rollout
@@ -481,7 +480,7 @@ def policy_gradient_of_lightning() -> None:
         ranges={"content": lightning.UsefulRange(low=-0.1, from_start=True)},
     )
     assert callbacks.ReferenceReward("sources").scale == 1.0
-    more: list[L.Callback] = [lightning.RolloutSamples(), lightning.RunReport("runs/lightning")]
+    more: list[L.Callback] = [lightning.RolloutSamples()]
     trainer = L.Trainer(max_steps=1, callbacks=[shaping, *more])
     trainer.fit(tuner, DataLoader(Prompts(), batch_size=None))
     assert shaping.moments.count > 0

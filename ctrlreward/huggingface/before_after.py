@@ -43,9 +43,9 @@ class BeforeAfter(TrainerCallback):
 
     Generates and scores before the first step, and again when training has ended: with
     `load_best_model_at_end=True`, by the checkpoint that `RewardCheckpoint` selected. Prints a
-    table and six pairs of texts, and writes `before.jsonl`, `after.jsonl`, `summary.json` and
-    `curves.png` to `output_dir`, like `ctrlreward.callbacks.BeforeAfter`. A resumed run reads
-    `before.jsonl` back. The figure needs `pip install 'ctrlreward[plots]'`.
+    table, and writes `before.jsonl`, `after.jsonl`, `summary.json` and `curves.png` to
+    `output_dir`, like `ctrlreward.callbacks.BeforeAfter`. A resumed run reads `before.jsonl` back.
+    The figure needs `pip install 'ctrlreward[plots]'`.
 
     Args:
         trainer: The trainer to which the callback is added.

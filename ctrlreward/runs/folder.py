@@ -293,7 +293,7 @@ def _is_another_run(folder: Path, log: Path | None) -> bool:
 
 
 def _reported(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield what `BeforeAfter` or `RunReport` wrote to `summary.json`."""
+    """Yield what `BeforeAfter` wrote to `summary.json`."""
     for file in (folder / "summary.json" for folder in folders):
         if file.is_file():
             yield as_mapping(read_json(file))

@@ -15,7 +15,7 @@ def plot_run(folder: str | Path, path: str | Path | None = None) -> Path:
     Args:
         folder: Folder with the log of any trainer that `ctrlreward select` reads, such as the
             `metrics.jsonl` of a `HistoryLogger` or the `metrics.csv` of Lightning's `CSVLogger`. A
-            `summary.json` of `BeforeAfter` or `RunReport` in it adds their values.
+            `summary.json` of `BeforeAfter` in it adds their values.
         path: The PNG. Defaults to `curves.png` in the folder.
 
     Raises:

@@ -107,8 +107,8 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
     folder = stored.folder
     summary = _object(folder / "summary.json")
     if not summary and not stored.texts:
-        missing.append("summary.json: the run has not ended, was killed, or has neither a "
-                       "BeforeAfter nor a RunReport")  # fmt: skip
+        missing.append("summary.json: the run has not ended, was killed, or has no "
+                       "BeforeAfter")  # fmt: skip
     missing += stored.notes.values()
     sets = list(_text_sets(stored, summary, missing))
     if sets:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from lightning_choice import (
-    RunReport,
+    BeforeAfter,
+    GenerationScorer,
     pl,
     quiet_trainer,
 )
@@ -87,13 +88,13 @@ def test_hooks_do_the_work_of_their_bases() -> None:
 
 
 @pytest.mark.lightning
-@pytest.mark.parametrize("kind", [RunReport])
+@pytest.mark.parametrize("kind", [BeforeAfter, GenerationScorer])
 def test_callbacks_release_what_they_hold_after_a_run_and_after_its_error(
     kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = []
     monkeypatch.setattr(kind, "release", lambda self: released.append(self))
-    ours, trainer = kind(), quiet_trainer()
+    ours, trainer = kind({"length": lambda texts: list(map(len, texts))}, ["a"]), quiet_trainer()
     ours.on_exception(trainer, pl.LightningModule(), RuntimeError("falls"))
     assert released == [ours]
     ours.teardown(trainer, pl.LightningModule(), "fit")

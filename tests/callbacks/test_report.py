@@ -14,20 +14,18 @@ import torch
 from lightning_choice import (
     AUC,
     BeforeAfter,
-    EarlyStopping,
     GenerationScorer,
     HistoryLogger,
     MisconfigurationException,
     RewardCheckpoint,
     RewardEarlyStopping,
-    RunReport,
     pl,
 )
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from ctrlreward import LexiconSentiment, Samples, Scorer, ScoreSpec
-from ctrlreward.callbacks.report_text import console_table, text_pairs
+from ctrlreward.callbacks.report import console_table
 from ctrlreward.functional import paired_auc_bootstrap, paired_bootstrap
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_scored_samples
@@ -109,6 +107,12 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
     assert report["stopped_by"] == "max_steps"
     (best,) = (tmp_path / "kept").glob("step=000003-v=*.ckpt")
     assert report["best_checkpoint"] == str(best)
+    chosen = report["selection"]
+    assert "at step 3" in chosen.pop("reason")
+    assert chosen == {"monitor": "score/v", "step": 3, "constraints": {}, "top_k": 1, "level": 0.05}
+    assert report["constraints_met"]
+    assert report["directions"]["score/l"] == "min"
+    assert report["resolution"]["score/v"]["prompts"] == 3
     assert round(module.weight.item()) == 3  # the module keeps the selected weights
     seconds = report["seconds"]
     assert set(seconds) == {"start", "before", "train", "after", "total"}
@@ -406,115 +410,7 @@ def test_a_run_that_cannot_be_compared_is_refused_before_training(
     assert module.calls == []
 
 
-# Pairs of texts
-
-
-def test_six_pairs_are_printed_evenly_spaced(compare, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "90")
-    compare(judges={"ranking": AUC(Noise(), "positive")})
-    printed = capsys.readouterr().out
-    before, after = (rows(tmp_path / f"{phase}.jsonl") for phase in ("before", "after"))
-    expected = ["6 of 8 pairs of texts, evenly spaced, with their noise"]
-    for i in (0, 1, 3, 4, 6, 7):
-        expected += ["", f"{before[i]['prompt']}  [{before[i]['label']}]"]
-        for name, records in (("before", before), ("after", after)):
-            value = records[i]["scores"]["ranking"]
-            expected.append(f"  {name:8}{value:8.3f}  {records[i]['text']}")
-    expected += ["", "all 8 pairs: before.jsonl, after.jsonl", ""]
-    assert printed.startswith("\n".join(expected))
-
-
-def test_pairs_fit_the_terminal_and_stay_readable(monkeypatch) -> None:
-    texts = ["The soup " + "was warm and rich " * 40, "The\nview \x1b[31mred\ud800", ""]
-    samples = Samples(texts, prompts=["Praise: The soup", "Say:\n The view", "Any"])
-    scores = np.array([0.25, np.nan, -1.0])
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = text_pairs("polarity", (samples, scores), (samples, scores)).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert lines[0] == "3 of 3 pairs of texts, evenly spaced, with their polarity"
-    assert lines[2] == "Praise: The soup"
-    assert lines[3].startswith("  before     0.250  The soup was warm and rich was warm")
-    assert lines[4].startswith(" " * 20 + "rich was warm and rich")
-    shown = " ".join(line[20:] for line in lines[3 : lines.index("Say: The view")])
-    assert shown.count("…") == 2  # a long text is cut
-    replaced = "\N{REPLACEMENT CHARACTER}"
-    assert f"  before    failed  The view {replaced}[31mred{replaced}" in lines
-    assert "  after     -1.000  (empty)" in lines
-
-
-@pytest.mark.parametrize(("columns", "longest"), [("40", 80), ("90", 90), ("200", 100)])
-def test_the_width_is_that_of_the_terminal_within_bounds(
-    monkeypatch, columns: str, longest: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    samples = Samples(["a " * 100])
-    lines = text_pairs("v", (samples, np.zeros(1)), (samples, np.zeros(1))).splitlines()
-    assert longest - 2 <= max(map(len, lines)) <= longest
-
-
 # The figure
-
-
-@pytest.mark.lightning
-def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, watch, tmp_path) -> None:
-    """Without a logger, before and after a resume, and by an error."""
-
-    class Failing(counter):
-        def validation_step(self, batch: object, batch_idx: int) -> None:
-            self.log("val_loss", 1 - 0.1 * self.weight.detach())
-
-        def training_step(self, batch: object, batch_idx: int) -> torch.Tensor:
-            if self.global_step == 3:
-                raise ValueError("the loss is gone")
-            return super().training_step(batch, batch_idx)
-
-    def callbacks() -> list[pl.Callback]:
-        return [
-            watch(VALUES, every_n_validations=2),
-            RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds),
-            EarlyStopping("val_loss", patience=9),
-            RunReport(str(tmp_path)),
-        ]
-
-    bounds = {"val_loss": (0.6, None)}
-    with pytest.raises(ValueError, match="the loss is gone"):
-        fit(Failing(), callbacks())
-    cut = read_summary(tmp_path)
-    assert (cut["stopped_by"], cut["steps"]) == ("ValueError", 3)
-    assert imread(tmp_path / "curves.png").shape[1] > 1000
-    Failing.training_step = counter.training_step
-    fit(Failing(), callbacks(), max_steps=6, ckpt_path="last")
-    summary = read_summary(tmp_path)
-    assert summary["scores"]["score/v"] == pytest.approx(
-        {"first": VALUES[2], "last": VALUES[5], "best": VALUES[4], "best_step": 4}, rel=1e-5
-    )
-    assert summary["scores"]["val_loss"]["best_step"] == 6
-    assert summary["directions"] == {"score/v": "max", "score/fail_rate": "min", "val_loss": "min"}
-    selection = {"monitor": "score/v", "step": 4, "constraints": {"val_loss": [0.6, None]}}
-    selection |= {"top_k": 1, "level": 0.05}
-    found = summary["selection"]
-    assert found.pop("reason").startswith("score/v is 0.5000 at step 4 (a constraint excludes 1 of")
-    assert (found, summary["constraints_met"]) == (selection, True)
-    assert summary["resolution"]["score/v"]["prompts"] == 3
-    assert summary["best_checkpoint"].endswith("step=000004-v=0.500.ckpt")
-    both = [BeforeAfter({"v": curve(VALUES)["value"]}, TEST), *callbacks()]
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "full"))
-    save = keeper.save
-
-    def full(trainer: pl.Trainer, path: str) -> None:
-        if trainer.global_step > 1:
-            raise OSError("no space left")
-        save(trainer, path)
-
-    keeper.save = full
-    with pytest.raises(OSError, match="no space left"):
-        fit(counter(), [watch(VALUES), keeper, RunReport(str(tmp_path))])
-    assert not Path(keeper.best_model_path).exists()
-    assert Path(read_summary(tmp_path)["best_checkpoint"]).name == "last.ckpt"
-    before = set(Path().iterdir())
-    with pytest.raises(MisconfigurationException, match="Leave RunReport out"):
-        fit(counter(), both)
-    assert set(Path().iterdir()) == before
 
 
 def test_numbers_of_the_table_do_not_run_together() -> None:

@@ -15,7 +15,6 @@ from lightning_choice import (
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
-    RunReport,
 )
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
@@ -117,7 +116,6 @@ SITUATIONS = {
 @pytest.fixture
 def rules(curve, held_out, monkeypatch):
     """Return a function that builds all rules of a situation, by name; they draw nothing."""
-    monkeypatch.setattr("ctrlreward.callbacks.report.draw_curves", lambda *_: None)
     monkeypatch.setattr("ctrlreward.callbacks.pareto.draw_front", lambda *_: None)
 
     def build(situation: Situation, folder: Path) -> dict[str, Any]:
@@ -133,7 +131,6 @@ def rules(curve, held_out, monkeypatch):
             "stop": RewardEarlyStopping(a, "max", patience=2),
             "best": RewardCheckpoint(a, "max", str(folder / "best"), constraints=constraints),
             "front": ParetoCheckpoint({a: "max", b: "max"}, str(folder / "front")),
-            "report": RunReport(str(folder)),
         }
 
     return build
@@ -173,18 +170,11 @@ def test_rules_decide_once_on_new_values(name, rules, fit, counter, adapted, tmp
     else:
         trainer = fit(module(), list(ours.values()), **case.options)
 
-    a, b = case.keys if case.module else ("score/a", "score/b")
     assert (ours["stop"].stopped_step, trainer.global_step) == (case.stop, case.stop)
     assert ours["best"].selected_step == case.best
     assert ours["front"].kept == {step: (A[step], B[step]) for step in case.front}
     if not case.module:  # scores by prompt are compared with the first
         assert ours["guard"].state.tests == len(case.seen) - 1
-    rows = ours["report"].rows
-    assert [row["step"] for row in rows] == list(case.rows)
-    assert [row["step"] for row in rows if b in row] == list(case.seen)
-    for row in rows:
-        assert row.get(a, A[row["step"]]) == A[row["step"]]
-        assert row.get(b, B[row["step"]]) == B[row["step"]]
     if "scorer" in ours:
         assert ours["scorer"].validations == len(case.rows)
     if case.peft:
@@ -204,7 +194,6 @@ def test_a_second_run_starts_afresh(rules, fit, counter, tmp_path) -> None:
     assert again["best"].state == fresh["best"].state
     assert again["front"].kept == fresh["front"].kept
     assert Path(again["front"].last_model_path).exists()
-    assert again["report"].rows == fresh["report"].rows
 
 
 def test_a_second_run_has_its_own_folder(fit, counter, watch, tmp_path) -> None:

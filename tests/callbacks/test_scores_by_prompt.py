@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, RunReport, pl
+from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, pl
 
 from ctrlreward import CorpusFold, Distinct, Samples
+from ctrlreward.callbacks.report import run_facts
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.sequential import resolution
@@ -189,7 +190,7 @@ def test_resolution_is_logged_after_the_second_validation(
     }
     scorer = GenerationScorer(scores, PROMPTS, generations_per_prompt=2)
     keeper = RewardCheckpoint("score/letters", dirpath=str(tmp_path / "kept"))
-    callbacks = [scorer, Record(), keeper, RunReport(str(tmp_path))]
+    callbacks = [scorer, Record(), keeper]
     shown: list[str] = []
     monkeypatch.setattr("ctrlreward.callbacks.generation.rank_zero_info", shown.append)
     trainer = fit(writer, callbacks, max_steps=1)
@@ -197,7 +198,7 @@ def test_resolution_is_logged_after_the_second_validation(
     assert shown == []
     tables.clear()
     writer.weight.data.zero_()
-    fit(writer, callbacks, max_steps=3)
+    trainer = fit(writer, callbacks, max_steps=3)
     assert len(shown) == 1
     first = resolution(tables[0], tables[1])
     assert f"score/letters: {first.detectable:.3g}; 16 prompts would show half of it" in shown[0]
@@ -206,7 +207,7 @@ def test_resolution_is_logged_after_the_second_validation(
     assert shown[0].endswith(
         "score/failed: not known, as fewer than two prompts have a score at both validations"
     )
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = run_facts(trainer)
     last = resolution(tables[1], tables[2])
     assert summary["resolution"]["score/letters"] == pytest.approx(last._asdict())
     assert "not distinguishable from" in summary["selection"]["reason"]
