@@ -24,7 +24,7 @@ folders, built = cases.folders, cases.built
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SCORERS = [*cases.POINTWISE, *cases.EXACT, *cases.GROUPED, *cases.ACROSS]
+SCORERS = [*cases.POINTWISE, *cases.EXACT, *cases.GROUPED]
 PLAIN = "The soup was warm. We ate it all."
 
 CORPUS: Mapping[str, str] = {
