@@ -114,9 +114,10 @@ def _draw(panel: Any, history: Rows, report: Mapping[str, Any], key: str) -> Non
     last = steps[-1] if steps else report.get("steps", 1)
     for side, value in _ends(report, key).items():
         step = 0 if side == "before" else last if kept is None else kept
-        ends = report.get("intervals", {}).get(side, {}).get(name) or (None, None)
-        known = None not in ends
-        reach = [[max(0.0, value - ends[0])], [max(0.0, ends[1] - value)]] if known else None
+        low, high = report.get("intervals", {}).get(side, {}).get(name) or (None, None)
+        reach = None
+        if low is not None and high is not None:
+            reach = [[max(0.0, value - low)], [max(0.0, high - value)]]
         panel.errorbar([step], [value], reach, color=SECOND, marker="s", capsize=3, label=side)
     if kept is not None:
         panel.axvline(kept, color=FAINT, linewidth=1, zorder=0, label=f"kept, step {kept}")
