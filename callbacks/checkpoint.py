@@ -13,11 +13,10 @@ from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.monitoring import (
     OTHER_NAMES,
     MonitorMixin,
-    check_timely,
     rule_errors,
 )
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
-from ctrlreward.lightning_package import LightningModule, Trainer
+from ctrlreward.lightning_package import Trainer
 from ctrlreward.selection import BestRule
 from ctrlreward.selection.decider import KeepsBest
 
@@ -65,9 +64,8 @@ class RewardCheckpointMixin(KeepsBest, MonitorMixin, SelectingCheckpointMixin):
 
     Raises:
         MisconfigurationException: A setting is out of range, contradicts the score's direction, or
-            lacks for a key without a declared one; a score that an overlapped `GenerationScorer`
-            logs a validation late; a remote `dirpath` for a module with an adapter; a key that is
-            not logged (lists the logged keys).
+            lacks for a key without a declared one; a remote `dirpath` for a module with an adapter;
+            a key that is not logged (lists the logged keys).
 
     Examples:
         >>> from ctrlreward.callbacks import RewardCheckpoint
@@ -119,11 +117,6 @@ class RewardCheckpointMixin(KeepsBest, MonitorMixin, SelectingCheckpointMixin):
         if self.dirpath == state_dict["dirpath"]:
             self.decider.load(state_dict)
             self._paths = dict(state_dict["paths"])
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that no score comes late."""
-        super().setup(trainer, pl_module, stage)
-        check_timely(trainer, self, self.rule.keys)
 
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is among the best, and remove the ones that it replaces."""

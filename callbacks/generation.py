@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import nn
 
 from ctrlreward.arguments import checked_keywords, positive
@@ -19,9 +17,7 @@ from ctrlreward.callbacks.loggers.wandb_rows import (
     ALIKE,
     define_curves,
     log_at_validation,
-    log_late,
     log_sample_table,
-    wandb_loggers,
 )
 from ctrlreward.completion import (
     Generator,
@@ -42,16 +38,13 @@ from ctrlreward.lightning_package import (
     LightningModule,
     Trainer,
     averaging_callbacks,
-    misconfigured,
 )
-from ctrlreward.placement import Worker, overlap_on_cpu, shared_device
+from ctrlreward.placement import shared_device
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.sharded_weights import whole_weights
-
-log = logging.getLogger(__name__)
 
 
 @checked_keywords(
@@ -75,12 +68,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     `test-step=000123.jsonl`. The module of a test needs a `test_step`, which may do nothing, and a
     test dataloader.
 
-    With `overlap`, training continues while a background thread scores. Each validation then logs
-    the scores of the previous generations, and their step as `<name>/scored_step`; JSONL file and
-    table use that step as well. The last scores are logged as one more row when training ends.
-    `RewardEarlyStopping` decides one validation late; checkpoint callbacks that monitor such a
-    score are rejected. Scorers must not draw random numbers except in `load`.
-
     A scorer may share the device of training if there is only one. The other arguments are as in
     `HeldOutScorer`.
 
@@ -91,7 +78,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         every_n_validations: Interval; the n-th validation is the first one to be scored.
         name: Prefix of each logged key. Two such callbacks in one trainer need different names.
         table_rows: Rows of the table.
-        overlap: Score in the background, and log one validation late.
 
     Attributes:
         has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
@@ -106,8 +92,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         TypeError: As in `HeldOutScorer`.
         ValueError: As in `HeldOutScorer`.
         MisconfigurationException: In `setup`: `generate` rejects module or samples, the run has no
-            validation, a scorer shares one of several training devices, a checkpoint callback
-            monitors an overlapped score, or averaged weights are saved and others would generate.
+            validation, a scorer shares one of several training devices, or averaged weights
+            are saved and others would generate.
 
     Examples:
         >>> from ctrlreward import LexiconSentiment
@@ -127,7 +113,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         name: str = "score",
         table_rows: int = 16,
         seed: int = 0,
-        overlap: bool = False,
         decoding_cv: bool = False,
     ) -> None:
         super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv)
@@ -139,13 +124,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self._last_logged: dict[str, float] = {}
         self.last_scored_step = -1
         self.folder: Path | None = None
-        self.overlap = overlap
         self._trial = False
         self._loaded_step: int | None = None
-        self._worker = Worker("ctrlreward-scorer")
-        # With overlap: step and texts of the last generation, and on rank 0 their scores.
-        self._pending: tuple[int, Samples] | None = None
-        self._future: Future[HeldOutScores] | None = None
 
     @property
     def state_key(self) -> str:
@@ -153,44 +133,31 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         return state_key(self, name=self.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters and the texts whose scores have not been logged."""
-        pending = None
-        if self._pending is not None:
-            step, samples = self._pending
-            columns = {name: list(values) for name, values in samples.columns().items()}
-            pending = {"step": step, "columns": columns}
+        """Return the counters and the last scores by prompt."""
         return {
             "validations": self.validations,
             "validated_step": self._validated_step,
             "last_logged": dict(self._last_logged),
             "last_scored_step": self.last_scored_step,
-            "pending": pending,
             "by_prompt": {key: table.tolist() for key, table in self.by_prompt.items()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the counters and pending texts."""
+        """Restore them."""
         self.validations = state_dict["validations"]
         self._validated_step = state_dict.get("validated_step", -1)
         self._last_logged = dict(state_dict.get("last_logged", {}))
         self.last_scored_step = state_dict["last_scored_step"]
-        pending = state_dict.get("pending")
-        self._pending = pending and (pending["step"], Samples(**pending["columns"]))
         self.by_prompt = {k: np.array(table) for k, table in state_dict["by_prompt"].items()}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Validate module, devices, columns and checkpoint callbacks, and choose the folder."""
+        """Validate module, devices and columns, and choose the folder."""
         super().setup(trainer, pl_module, stage)
         if stage == "predict":
             return
         self._loaded_step = None
         self.refuse(mismatch(pl_module, self.samples))
         self.needs_validation(trainer, stage)
-        late = self.overlap and stage == "fit"
-        for callback in trainer.checkpoint_callbacks if late else ():
-            key = getattr(callback, "monitor", None) or ""
-            if key in self.specs:
-                raise misconfigured(trainer, late_score_error(callback, key))
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for averaging in averaging_callbacks(trainer):
             if callbacks.index(averaging) < callbacks.index(self):
@@ -205,10 +172,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         kind = trainer.strategy.root_device.type
         self.refuse(shared_device(devices, kind, trainer.device_ids, trainer.world_size))
         check_columns(self.components, self.prompts)
-        used = {device for placed in devices.values() for device in placed}
-        warning = overlap_on_cpu(used, kind)
-        if warning and late:
-            rank_zero_warn(f"GenerationScorer: {warning}")
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._repeats = 1 if self._trial else self.generations_per_prompt
         log_dir = Path(trainer.log_dir or trainer.default_root_dir)
@@ -225,15 +188,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.refuse(unclear_input(pl_module, self.samples))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Define the curves in Weights & Biases, and score the texts that a checkpoint left."""
+        """Define the curves in Weights & Biases."""
         best = {key: f"{spec.mode},last" for key, spec in self.specs.items()}
         define_curves(trainer, best, f"{self.name}/{SCORED_STEP}")
-        if self._pending is None:
-            return
-        self._start(*self._pending)
-        if not self.overlap:  # saved by a run with overlap; here no validation would log them
-            self._late_scores(trainer)
-            self._pending = None
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate, score and log: at every nth validation in training, and at each other one."""
@@ -259,13 +216,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             with precision, whole_weights(cast(nn.Module, trainer.strategy.model)):
                 generator = cast(Generator, pl_module)
                 samples = generate_across_ranks(generator, prompts, self._repeats, self.seed)
-        if self.overlap and fitting and not self._trial:
-            if self._pending is not None:
-                self._log_new(trainer, pl_module, self._late_scores(trainer))
-                self.last_scored_step, self._pending = self._pending[0], None
-            if samples is not None:
-                self._start(step, samples)
-        elif samples is not None:
+        if samples is not None:
             found = on_rank_zero(lambda: self._score_now(trainer, step, samples))
             self._log_new(trainer, pl_module, found)
             if fitting:
@@ -275,22 +226,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     on_test_epoch_end = on_validation_epoch_end
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Wait for the last scores and pass them to the loggers; no callback can act on them.
-
-        They stay in the state: a run that resumes from here logs them at its next validation.
-        """
-        if self._pending is not None:
-            for logger in wandb_loggers(trainer):
-                logger.experiment.log({})  # ends the row of the scores before
-            log_late(trainer, self._late_scores(trainer).metrics)
-
     def release(self) -> None:
-        """End the background thread and free the scorers' models."""
-        self._worker.close()
-        future, self._future = self._future, None
-        if self._pending and future and (error := future.exception()):
-            log.warning("scoring the texts of step %d failed: %r", self._pending[0], error)
+        """Free the scorers' models."""
         for scorer in self.scorers:
             scorer.release()
 
@@ -300,35 +237,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if first and self.resolutions:
             rank_zero_info(self.describe_resolutions())
         self.has_new_scores, self._last_logged = True, logged
-
-    def _start(self, step: int, samples: Samples) -> None:
-        """Load the models on this thread, which can restore the random state, and start scoring."""
-
-        def start() -> None:
-            with fixed_randomness(self.seed):
-                for scorer in self.scorers:
-                    scorer.load()
-            path = self.folder and self.folder / f"step={step:06d}.jsonl"
-            self._future = self._worker.submit(self.score_samples, samples, path)
-
-        on_rank_zero(start)
-        self._pending = step, samples
-
-    def _late_scores(self, trainer: Trainer) -> HeldOutScores:
-        """Wait for the pending scores, log their table and return them with their step."""
-        assert self._pending is not None
-        step, samples = self._pending
-
-        def wait() -> HeldOutScores:
-            assert self._future is not None
-            future, self._future = self._future, None  # `release` does not log its error again
-            found = future.result()
-            self._log_table(trainer, step, samples, found)
-            return found
-
-        found = on_rank_zero(wait)
-        late = {f"{self.name}/{SCORED_STEP}": float(step)}
-        return found._replace(metrics={**found.metrics, **late})
 
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> HeldOutScores:
         kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
@@ -345,11 +253,3 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
         rows, reasons = self.table_rows, found.reasons
         log_sample_table(trainer, key, samples, found.scores, rows, steps, reasons)
-
-
-def late_score_error(callback: Callback, key: str) -> str:
-    """Return the error message for a checkpoint callback that monitors an overlapped score."""
-    return (
-        f"{type(callback).__name__} chooses checkpoints by {key!r}, which is logged one validation "
-        "late, after the weights have changed. Use GenerationScorer(overlap=False)."
-    )

@@ -1,8 +1,8 @@
-"""Metrics read by callbacks: fresh or stale, their directions, and late ones."""
+"""Metrics read by callbacks: fresh or stale, and their directions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ import torch
 
 from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.generation import GenerationScorerMixin, late_score_error
+from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.terms import ShapedModule
 from ctrlreward.functional.sequential import Resolution
 from ctrlreward.lightning_package import (
@@ -21,7 +21,6 @@ from ctrlreward.lightning_package import (
     Trainer,
     callbacks_of,
     is_instance,
-    misconfigured,
     mixed,
     package_of,
 )
@@ -274,11 +273,3 @@ def _reward_modes(module: object) -> dict[str, Mode]:
     # Derived are the deviations of an ensemble's members.
     modes |= dict.fromkeys(module.reward.derived, "min")
     return {f"reward/{name}": mode for name, mode in modes.items()} | _REWARD_TOTALS
-
-
-def check_timely(trainer: Trainer, callback: Callback, keys: Iterable[str]) -> None:
-    """Raise if checkpoints would be selected by scores of earlier weights."""
-    for key in keys:
-        scorer = find_scorer(trainer, key)
-        if scorer is not None and scorer.overlap:
-            raise misconfigured(trainer, late_score_error(callback, key))

@@ -15,7 +15,6 @@ from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.monitoring import (
     FRONT_NAMES,
-    check_timely,
     rule_errors,
 )
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
@@ -125,9 +124,8 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
         self._set_lightning_attributes()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that no score comes late and the folder is local."""
+        """Check that the folder is local."""
         super().setup(trainer, pl_module, stage)
-        check_timely(trainer, self, self.metrics)
         if "://" in str(self.dirpath):
             self.refuse(
                 f"dirpath must be a local folder, in which the front is kept and drawn, got "

@@ -200,10 +200,10 @@ class ByPrompt:
             "alarm": AlarmRule(**{"proxy": "score/b", "held_out": "score/a", **self.guarding}),
         }
 
-    def validations(self, late: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Yield the arguments of a rule's update, which sees scores `late` validations late."""
-        for step in range(1 + late, len(self.a) + 1):
-            scores = {f"score/{key}": self.scores(key, step - late) for key in "ab"}
+    def validations(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the arguments of a rule's update."""
+        for step in range(1, len(self.a) + 1):
+            scores = {f"score/{key}": self.scores(key, step) for key in "ab"}
             yield step, {key: sum(row) / len(row) for key, row in scores.items()}, (), scores
 
 

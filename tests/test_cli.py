@@ -410,7 +410,7 @@ def test_callbacks_resume_their_counters(resumed: Resumed) -> None:
         (of_kind,) = (s for key, s in states.items() if key.startswith(kind.__name__))
         return of_kind
 
-    counted = {"validations": 5, "last_scored_step": 10, "pending": None}
+    counted = {"validations": 5, "last_scored_step": 10}
     scorer = state(GenerationScorer)
     evidence = scorer.pop("by_prompt")["score/attribute_relevance"]
     assert sum(map(sum, evidence)) / len(evidence) == pytest.approx(scores[-1])

@@ -438,7 +438,7 @@ def own_module_of_lightning() -> None:
         logger=lightning.HistoryLogger("runs/lightning"),
         enable_progress_bar=True,
         callbacks=[
-            lightning.GenerationScorer({"content": content}, HELD_OUT, overlap=False),
+            lightning.GenerationScorer({"content": content}, HELD_OUT),
             lightning.RewardEarlyStopping("score/content", min_delta=0.01),
             lightning.RewardCheckpoint("score/content", mode="max", save_top_k=2),
             front,

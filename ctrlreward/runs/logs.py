@@ -307,7 +307,7 @@ def _with_steps(rows: Sequence[Any], path: Path) -> list[LoggedStep]:
 def at_scored_steps(step: int, row: Mapping[str, Any]) -> list[LoggedStep]:
     """Return the metrics of a row; scores logged late are at the step of their texts.
 
-    An overlapped `GenerationScorer` logs this step as `<name>/scored_step`.
+    W&B has this step as `<name>/scored_step`, in the row after the validation's.
 
     Examples:
         >>> at_scored_steps(20, {"loss": 0.1, "score/sim": 0.5, "score/scored_step": 10.0})

@@ -60,7 +60,7 @@ class Curve(Scorer):
         self.curve = curve
         self.scored: list[Samples] = []
         self.releases = 0
-        self.draws = True  # not in the background, where generators are shared with training
+        self.draws = True
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -191,15 +191,15 @@ class ByPrompt(Curve):
         return {"value": value, "loss": 1.0 - value}
 
 
-def callbacks_of(case: Any, folder: Path, overlap: bool = False) -> list[pl.Callback]:
-    """Return the callbacks of a case by prompt; its checkpoints refuse overlapped scores."""
+def callbacks_of(case: Any, folder: Path) -> list[pl.Callback]:
+    """Return the callbacks of a case by prompt."""
     scores = {key: ByPrompt(partial(case.scores, key))["value"] for key in "ab"}
     prompts = Samples([f"p{i}" for i in range(12)])
     guarding = {"proxy": "score/b", "held_out": "score/a", **case.guarding}
     keeper = RewardCheckpoint("score/a", dirpath=str(folder), **case.keeping)
     return [
-        GenerationScorer(scores, prompts, overlap=overlap),
+        GenerationScorer(scores, prompts),
         ProxyGuard(**guarding),
         RewardEarlyStopping("score/a", **case.stopping),
-        *([] if overlap else [keeper]),
+        keeper,
     ]

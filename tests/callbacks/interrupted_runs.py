@@ -1,6 +1,6 @@
 """Script of test_interruptions.py: a run that is interrupted.
 
-`python interrupted_runs.py HOW FOLDER OVERLAP`, where `HOW` is raise, sigterm or sigkill.
+`python interrupted_runs.py HOW FOLDER`, where `HOW` is raise, sigterm or sigkill.
 """
 
 from __future__ import annotations
@@ -56,17 +56,15 @@ class Slow(shared.Curve):
 
 def fit(
     folder: Path,
-    overlap: bool,
     kind: type[shared.Curve] = shared.Curve,
     module: Module | None = None,
     **options: Any,
 ) -> None:
     """Train for eight steps with a validation after every second one."""
     scorer = kind([0.125 * i for i in range(9)])
-    scorer.draws = not overlap
     prompts = Samples(texts=["The food", "The film"])
     callbacks = [
-        GenerationScorer({"v": scorer["value"]}, prompts, overlap=overlap),
+        GenerationScorer({"v": scorer["value"]}, prompts),
         RewardCheckpoint("held_out", "max", dirpath=str(folder / "kept"), save_top_k=2),
     ]
     trainer = shared.validating_trainer(folder, callbacks)
@@ -98,15 +96,15 @@ def kill_while_saving() -> None:
     os.fsync = fsync
 
 
-def main(how: str, folder: Path, overlap: bool) -> None:
+def main(how: str, folder: Path) -> None:
     if how == "sigkill":
         kill_while_saving()
-        fit(folder, overlap)
+        fit(folder)
     module = Module()
     module.interrupt = fail if how == "raise" else wait_for_sigterm
     raised = "nothing"
     try:
-        fit(folder, overlap, Slow, module)
+        fit(folder, Slow, module)
     except BaseException as error:
         raised = f"{type(error).__name__}: {error}"
         raise
@@ -117,4 +115,4 @@ def main(how: str, folder: Path, overlap: bool) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "True")
+    main(sys.argv[1], Path(sys.argv[2]))

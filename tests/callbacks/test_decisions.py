@@ -166,9 +166,3 @@ def test_decides_by_prompt_as_the_rules_do(case: ByPrompt, fit, counter, by_prom
     last = tmp_path / "parts" / "last.ckpt"
     fit(counter(), resumed, max_steps=steps, ckpt_path=last)
     assert states_of(resumed) == hand.states
-    # With overlap, a validation late.
-    late = HandDriven(case).play(late=1)
-    overlapped = by_prompt(case, tmp_path / "late", overlap=True)
-    fit(counter(), overlapped, max_steps=steps)
-    known = states_of(overlapped)
-    assert known == {name: late.states[name] for name in known}

@@ -47,13 +47,12 @@ def test_all_ranks_log_the_same_and_make_the_same_decisions(seen) -> None:
         assert rank["good"]["best"] == "step=000002-v=0.500.ckpt"
 
 
-@pytest.mark.parametrize(("run", "late"), [("by prompt", 0), ("by prompt, late", 1)])
 @pytest.mark.parametrize("name", cases_on_two_ranks(BY_PROMPT))
-def test_both_ranks_decide_by_prompt_as_the_rules_do(seen, name: str, run: str, late: int) -> None:
+def test_both_ranks_decide_by_prompt_as_the_rules_do(seen, name: str) -> None:
     names = {"ProxyGuard": "alarm", "RewardEarlyStopping": "stop", "RewardCheckpoint": "best"}
-    hand = HandDriven(BY_PROMPT[name]).play(late=late)
+    hand = HandDriven(BY_PROMPT[name]).play()
     for rank in seen:
-        for callback, state in rank[run][name].items():
+        for callback, state in rank["by prompt"][name].items():
             expected = json.loads(json.dumps(hand.states[names[callback]].to_dict()))
             assert without_prompts(state) == without_prompts(expected), callback
 
@@ -80,19 +79,15 @@ def test_all_ranks_keep_the_same_front(module_folder: Path, seen) -> None:
         assert [path.name for path in (front / f"{name}-adapter").iterdir()] == ["rank0"]
 
 
-@pytest.mark.parametrize("run", ["scorer", "late scorer"])
-def test_a_failing_scorer_ends_all_ranks(seen, run: str) -> None:
-    assert seen[0][run]["error"] == "ValueError: no scores"
-    assert seen[1][run]["error"] == "RuntimeError: rank 0 failed with ValueError: no scores"
+def test_a_failing_scorer_ends_all_ranks(seen) -> None:
+    assert seen[0]["scorer"]["error"] == "ValueError: no scores"
+    assert seen[1]["scorer"]["error"] == "RuntimeError: rank 0 failed with ValueError: no scores"
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_two_ranks_log_and_write_the_same_as_one(
-    module_folder, seen, tmp_path, overlap: bool
-) -> None:
+def test_two_ranks_log_and_write_the_same_as_one(module_folder, seen, tmp_path) -> None:
     """Of seven prompts the ranks get four and three; the duplicate is scored once."""
-    name = "steady late" if overlap else "steady"
-    single = two_ranks.run_steady(tmp_path, 1, overlap)
+    name = "steady"
+    single = two_ranks.run_steady(tmp_path, 1)
     for rank in seen:
         assert rank[name]["metrics"] == single["metrics"]
     assert seen[0][name]["scored"] == single["scored"]

@@ -129,12 +129,11 @@ def test_sanity_check_is_skipped(fit, counter, curve, watch) -> None:
     assert callback.validations == 2
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_fast_dev_run_scores_two_samples_at_once_and_writes_nothing(
-    fit, counter, curve, watch, tmp_path, overlap: bool
+def test_fast_dev_run_scores_two_samples_and_writes_nothing(
+    fit, counter, curve, watch, tmp_path
 ) -> None:
     scorer = curve([0.25])
-    callback = watch(scorer, every_n_validations=5, generations_per_prompt=4, overlap=overlap)
+    callback = watch(scorer, every_n_validations=5, generations_per_prompt=4)
     callback.folder = tmp_path  # of an earlier run
     trainer = fit(counter(), [callback], fast_dev_run=True, max_steps=-1)
     assert [len(samples) for samples in scorer.scored] == [2]

@@ -49,10 +49,9 @@ def only_run(folder: Path) -> OfflineRun:
 # Curves
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("updates", [1, 2])
 def test_scores_are_drawn_over_the_step_of_their_texts(
-    fit: Fit, counter, watch, logger, tmp_path, overlap: bool, updates: int
+    fit: Fit, counter, watch, logger, tmp_path, updates: int
 ) -> None:
     class Updating(counter):
         """Module that makes several updates per batch, each of which counts as a step."""
@@ -71,7 +70,7 @@ def test_scores_are_drawn_over_the_step_of_their_texts(
                     optimizer.step()
             return loss
 
-    callback = watch(VALUES, "vl", overlap=overlap)
+    callback = watch(VALUES, "vl")
     options: dict[str, Any] = {"max_steps": 4 * updates, "log_every_n_steps": 1}
     fit(Updating(), [callback], logger=logger(), **options)
     run = only_run(tmp_path)

@@ -79,11 +79,11 @@ class ByText(shared.Curve):
         return {"value": value, "loss": 1.0 - value}
 
 
-def run_steady(folder: Path, devices: int, overlap: bool) -> dict[str, object]:
+def run_steady(folder: Path, devices: int) -> dict[str, object]:
     """Train with seven prompts, two of them equal, so the ranks get uneven shares."""
     prompts = Samples(["p0", "p1", "p2", "p3", "p4", "p5", "p0"], labels=list("abababa"))
     scorer = ByText([])
-    watch = GenerationScorer({"v": scorer["value"]}, prompts, overlap=overlap)
+    watch = GenerationScorer({"v": scorer["value"]}, prompts)
     trainer = trainer_of([watch], 3, folder, devices)
     trainer.fit(Steady())
     return {
@@ -203,19 +203,16 @@ def run(
     module: Tuned,
     scorer: shared.Curve,
     second: tuple[str, str] = ("score/fail_rate", "min"),
-    overlap: bool = False,
 ) -> dict[str, object]:
     folder = Path(sys.argv[1]) / name
     prompts = Samples(texts=[f"p{i}" for i in range(5)])
-    watch = GenerationScorer(
-        {"v": scorer["value"]}, prompts, generations_per_prompt=2, overlap=overlap
-    )
+    watch = GenerationScorer({"v": scorer["value"]}, prompts, generations_per_prompt=2)
     stopper = RewardEarlyStopping("score/v", patience=2)
     keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
     directions = {"score/v": "max", second[0]: second[1]}
     front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
-    callbacks = [stopper, watch] if overlap else [stopper, watch, keeper, front]
-    options = {"enable_checkpointing": not overlap, "num_sanity_val_steps": 2}
+    callbacks = [stopper, watch, keeper, front]
+    options = {"enable_checkpointing": True, "num_sanity_val_steps": 2}
     trainer = trainer_of(callbacks, 8, folder, **options)
     error = ""
     try:
@@ -233,13 +230,13 @@ def run(
     }
 
 
-def run_by_prompt(folder: Path, overlap: bool) -> dict[str, object]:
+def run_by_prompt(folder: Path) -> dict[str, object]:
     """Return the states of all cases by prompt."""
     states = {}
     for name in sys.argv[2:]:
         case = decision_cases.BY_PROMPT[name]
-        callbacks = shared.callbacks_of(case, folder / name, overlap)
-        options = {"enable_checkpointing": not overlap}
+        callbacks = shared.callbacks_of(case, folder / name)
+        options = {"enable_checkpointing": True}
         trainer_of(callbacks, len(case.a), **options).fit(Tuned())
         states[name] = {type(c).__name__: c.state.to_dict() for c in callbacks[1:]}
     return states
@@ -254,16 +251,13 @@ def run_all(rank: int) -> None:
         # A bound on the totals of both ranks; only the totals of rank 1 exceed it.
         "ranged": run_shaped(ranges={"v": UsefulRange(high=5.0)}, range_rate=0.5),
         "guarded": run_guarded(),
-        "by prompt": run_by_prompt(folder / "by_prompt", overlap=False),
-        "by prompt, late": run_by_prompt(folder / "late", overlap=True),
+        "by prompt": run_by_prompt(folder / "by_prompt"),
         "good": run("good", Tuned(), shared.Curve(curve)),
         "uneven": run("uneven", Uneven(), shared.Curve(curve), ("uneven", "max")),
         "generator": run("generator", failing, shared.Curve([0.0])),
         "scorer": run("scorer", Tuned(), Broken([0.0])),
-        "late scorer": run("late scorer", Tuned(), Broken([0.0]), overlap=True),
         "compared": run_compared(folder / "compared", 2),
-        "steady": run_steady(folder / "steady", 2, overlap=False),
-        "steady late": run_steady(folder / "steady late", 2, overlap=True),
+        "steady": run_steady(folder / "steady", 2),
     }
     run_logged(folder / "wandb_runs")
     (folder / f"rank{rank}.json").write_text(json.dumps(seen))

@@ -68,7 +68,7 @@ class Writer(Counting):
 
 def validated(scores: Any, folder: Path) -> tuple[list[dict[str, float]], dict[str, Scores]]:
     """Metrics of each validation of a short run, and the last scores by prompt."""
-    scorer = GenerationScorer(scores, PROMPTS, overlap=True)
+    scorer = GenerationScorer(scores, PROMPTS)
     history = HistoryLogger(str(folder))
     trainer = quiet_trainer(
         max_epochs=3, callbacks=[scorer], logger=history, num_sanity_val_steps=0
