@@ -30,7 +30,7 @@ from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
 from ctrlreward.callbacks.terms import LengthWindow, Potential, ReferenceReward, SoftOverlong
 from ctrlreward.completion import SampleGenerator, TextGenerator, generate
 from ctrlreward.policy.model import LoRA
-from ctrlreward.policy.objectives import Critic, Objective
+from ctrlreward.policy.objectives import Objective
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation
 from ctrlreward.policy.tuner import PolicyTunerMixin
@@ -39,7 +39,6 @@ __all__ = [
     "AUC",
     "AdapterExporter",
     "BeforeAfter",
-    "Critic",
     "Generation",
     "GenerationScorer",
     "HistoryLogger",

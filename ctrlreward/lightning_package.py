@@ -132,7 +132,8 @@ def check_whole_model(trainer: Trainer) -> None:
             f"the strategy {type(trainer.strategy).__name__} splits the model or its optimizer "
             "over the ranks, but PolicyTuner generates, learns and writes adapters with the whole "
             "model. Use Trainer(strategy='ddp'). To save memory, set "
-            "optimizer.gradient_checkpointing, optimizer.microbatch_size or lora.quantization. "
+            "optimizer.gradient_checkpointing or lora.quantization, or use smaller batches with "
+            "accumulate_grad_batches. "
             "For a model that no device can hold, use a trainer of TRL under FSDP with the "
             "callbacks of ctrlreward.huggingface.",
         )

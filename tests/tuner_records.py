@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from ctrlreward import Samples
-from ctrlreward.policy.objectives import Experience
 from ctrlreward.policy.rollouts import Rollout
 
 BATCH = Samples(texts=["ab", "cd", "f"])
@@ -38,13 +37,13 @@ def sampled(module: Any) -> list[Rollout]:
     """Record the rollouts of a module."""
     rollouts: list[Rollout] = []
     sample = module._sample
-    module._sample = lambda p, t: rollouts.append(sample(p, t)) or rollouts[-1]
+    module._sample = lambda p, t=None: rollouts.append(sample(p, t)) or rollouts[-1]
     return rollouts
 
 
-def learned(module: Any) -> list[Experience]:
-    """Record the experience of each rollout that a module learns from."""
-    experiences: list[Experience] = []
-    learn = module._learn
-    module._learn = lambda experience: experiences.append(experience) or learn(experience)
-    return experiences
+def learned(module: Any) -> list[torch.Tensor]:
+    """Record the advantages of each rollout that a module learns from."""
+    advantages: list[torch.Tensor] = []
+    compute = module._advantages
+    module._advantages = lambda rewards: advantages.append(compute(rewards)) or advantages[-1]
+    return advantages

@@ -402,12 +402,9 @@ def policy_gradient() -> None:
     tuner = policy.PolicyTuner(
         "smollm2-135m",
         content_reward(),
-        policy.Objective("ppo", beta=0.1),
+        policy.Objective("rloo", beta=0.1),
         generation=policy.Generation(num_generations=2, max_completion_length=4, temperature=0.9),
-        optimizer=policy.OptimizerConfig(
-            num_iterations=2, minibatches=2, lr_scheduler_type="cosine"
-        ),
-        critic=policy.Critic(gae_lambda=0.9),
+        optimizer=policy.OptimizerConfig(lr_scheduler_type="cosine"),
         lora=policy.LoRA(r=2, target_modules=["q_proj"], dtype="float32"),
     )
     shaping = callbacks.RewardShaping(
@@ -463,10 +460,9 @@ def policy_gradient_of_lightning() -> None:
     tuner = lightning.PolicyTuner(
         model="smollm2-135m",
         reward=content_reward(),
-        objective=lightning.Objective("dapo", clip=(0.2, 0.28)),
+        objective=lightning.Objective("dapo", beta=0.1),
         generation=lightning.Generation(num_generations=2, max_completion_length=4),
         optimizer=lightning.OptimizerConfig(learning_rate=1e-4),
-        critic=lightning.Critic(),
         lora=lightning.LoRA(r=2),
     )
     shaping = lightning.RewardShaping(

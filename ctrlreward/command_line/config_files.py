@@ -20,7 +20,7 @@ from ctrlreward.files import ShallowLoader
 # Mappings whose options a file may set in part; other mappings are values.
 _GROUPS = (
     *("model", "data", "trainer", "reward", "init_args"),
-    *("objective", "generation", "optimizer", "critic", "lora"),
+    *("objective", "generation", "optimizer", "lora"),
 )
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
 _PLACE = "${trainer.default_root_dir}"

@@ -1,11 +1,8 @@
-"""Advantages of whole completions and of single tokens.
+"""Advantages of completions.
 
-For completions, rewards and advantages have shape (n,), and `groups` are integers, equal for the
-completions of a prompt, shape (n,). The reward of a failed sample is NaN: it is excluded from all
-statistics and its advantage is 0.
-
-For tokens, all have shape (n, tokens). The mask is 1 on a completion's tokens, which come first. A
-value is the return expected before a token is sampled.
+Rewards and advantages have shape (n,), and `groups` are integers, equal for the completions of a
+prompt, shape (n,). The reward of a failed sample is NaN: it is excluded from all statistics and its
+advantage is 0.
 """
 
 from __future__ import annotations
@@ -48,19 +45,6 @@ def batch_baseline_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
         tensor([-1.,  1.,  0.])
     """
     return group_centred_advantages(rewards, torch.zeros_like(groups))
-
-
-def self_critical_advantages(rewards: Tensor, groups: Tensor, greedy: Tensor) -> Tensor:
-    """Subtract the reward of the prompt's greedy completion (Rennie et al. 2017, eq. 8), (n,).
-
-    `groups` index `greedy`, shape (prompts,); samples whose greedy reward is NaN get 0.
-
-    Examples:
-        >>> rewards, groups = torch.tensor([1.0, 3.0]), torch.tensor([0, 1])
-        >>> self_critical_advantages(rewards, groups, greedy=torch.tensor([0.5, 4.0]))
-        tensor([ 0.5000, -1.0000])
-    """
-    return torch.nan_to_num(rewards - greedy[groups])
 
 
 def group_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -125,63 +109,6 @@ def batch_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
         tensor([1., 1., 1.])
     """
     return group_deviation(rewards, torch.zeros_like(groups))
-
-
-def rewards_at_end(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Place each completion's reward, shape (n,), at its last token and 0 elsewhere, (n, tokens).
-
-    Examples:
-        >>> rewards_at_end(torch.tensor([2.0, 3.0]), mask=torch.tensor([[1, 1, 0], [1, 1, 1]]))
-        tensor([[0., 2., 0.],
-                [0., 0., 3.]])
-    """
-    last = mask.long().sum(dim=1, keepdim=True) - 1
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    return rewards[:, None] * (positions == last)
-
-
-def generalised_advantages(
-    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, gae_lambda: float = 0.95
-) -> Tensor:
-    """Estimate the advantage of each token by GAE (Schulman et al. 2016, eq. 16), (n, tokens).
-
-    A_t = sum over l ≥ 0 of (γλ)^l δ_{t+l}, with δ_t = r_t + γ V_{t+1} − V_t, the discount γ per
-    token and λ in [0, 1]; λ = 0 uses only the next value, 1 only rewards. The value after the
-    last token is 0, also if the completion was cut off. Advantages + values are the returns that
-    the values should predict; advantages are 0 where masked.
-
-    Examples:
-        >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]])
-        >>> generalised_advantages(rewards, values, torch.ones(1, 2), gae_lambda=0.5)
-        tensor([[0.2500, 0.5000]])
-    """
-    following = torch.zeros_like(values[:, 0])
-    value_after = torch.zeros_like(following)
-    advantages = []
-    for t in reversed(range(values.shape[1])):
-        delta = rewards[:, t] + gamma * value_after - values[:, t]
-        following = (delta + gamma * gae_lambda * following) * mask[:, t]
-        value_after = values[:, t] * mask[:, t]
-        advantages.append(following)
-    return torch.stack(advantages[::-1], dim=1)
-
-
-def whitened(
-    values: Tensor, mask: Tensor, among: Tensor | None = None, epsilon: float = 1e-4
-) -> Tensor:
-    """Subtract the mean and divide by the unbiased deviation, shape (n, tokens); 0 where masked.
-
-    Both are over `among`, shape (k,), or over the unmasked values. `epsilon` is added to the
-    deviation.
-
-    Examples:
-        >>> whitened(torch.tensor([[1.0, 2.0, 3.0, 9.0]]), torch.tensor([[1, 1, 1, 0]]), epsilon=0)
-        tensor([[-1.,  0.,  1.,  0.]])
-    """
-    among = values[mask.bool()] if among is None else among
-    mean = among.sum() / max(len(among), 1)
-    deviation = (((among - mean) ** 2).sum() / max(len(among) - 1, 1)).sqrt()
-    return (values - mean) * mask / (deviation + epsilon)
 
 
 def _group_means(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:

@@ -180,7 +180,6 @@ class AdaptedModuleMixin(LightningModule):
             (found.missing_keys, "lacks {} weights of this adapter"),
             (found.unexpected_keys, "has {} weights that this adapter lacks"),
         ):
-            # A head for values may be new, or unused.
             if wrong := [key for key in keys if key.startswith("policy.")]:
                 what = f"{what.format(len(wrong))}, such as {wrong[0]}"
                 raise RuntimeError(f"the checkpoint {what}. {_ADVICE}")

@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from ctrlreward.arguments import checked_keywords, one_of, positive
+from ctrlreward.arguments import one_of, positive
 from ctrlreward.weights.completeness import damage_named
 from ctrlreward.weights.dtypes import Dtype, pick_dtype
 from ctrlreward.weights.loading import load_config, load_weights
@@ -92,8 +92,8 @@ def checkpoint_gradients(model: str, policy: PeftModel) -> None:
     if not base.supports_gradient_checkpointing:
         raise ValueError(
             f"optimizer.gradient_checkpointing = True, but {type(base).__name__} of model = "
-            f"{model!r} does not support it in transformers. Set it to False, and lower "
-            "optimizer.microbatch_size to save memory."
+            f"{model!r} does not support it in transformers. Set it to False, and "
+            "use smaller batches with Trainer(accumulate_grad_batches=...) to save memory."
         )
     with warnings.catch_warnings():  # its newer name came after transformers 5.0
         warnings.simplefilter("ignore", FutureWarning)
@@ -110,18 +110,8 @@ _HONOURED = set(
 _INITIAL = (True, False, "gaussian", "orthogonal")
 _WEIGHTS = "adapter_model.safetensors"
 _START = "start"  # name of the frozen copy of the adapter that training starts from
-_OF_PEFT = {name: f"PolicyTuner(lora=LoraConfig({name}=...)) of peft" for name in _HONOURED}
 
 
-@checked_keywords(
-    **_OF_PEFT,
-    rank="r",
-    alpha="lora_alpha",
-    targets="target_modules",
-    dropout="lora_dropout",
-    torch_dtype="dtype",
-    quantization_config="quantization='nf4' or 'int8'",
-)
 @dataclass(frozen=True)
 class LoRA:
     """The adapter, and the precision of the frozen base weights under it.
@@ -138,8 +128,8 @@ class LoRA:
             such as `["q_proj", "v_proj"]`, or a regular expression for full names; a single string
             may also be a last part. `"all-linear"` and None: all except the output layer, which is
             never adapted.
-        lora_dropout: Dropout rate of the adapter's inputs, in [0, 1). None: 0, with which the ratio
-            to the policy that sampled is exactly 1 at the first update.
+        lora_dropout: Dropout rate of the adapter's inputs, in [0, 1). None: 0, so that the policy
+            that learns is the one that sampled.
         dtype: Data type of the base weights, or of the computations if they are quantised. None
             picks one by device.
         quantization: `"nf4"` (4 bits, double quantisation, as in QLoRA) or `"int8"` quantises the

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning_choice import PolicyTuner, pl, quiet_trainer
+from lightning_choice import (
+    Generation,
+    LoRA,
+    Objective,
+    OptimizerConfig,
+    PolicyTuner,
+    pl,
+    quiet_trainer,
+)
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.utils.data import DataLoader
 from transformers import (
@@ -25,10 +33,15 @@ from transformers import (
 from tuner_records import BATCH
 
 from ctrlreward import Reward, Samples
-from ctrlreward.policy.tuner import GROUPS
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = "abcdef"
+GROUPS: Mapping[str, Any] = {
+    "objective": Objective,
+    "generation": Generation,
+    "optimizer": OptimizerConfig,
+    "lora": LoRA,
+}
 _SHAPES: Mapping[str, Mapping[str, Any]] = {
     "t5": {"d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
     "bart": {
@@ -97,8 +110,6 @@ def grouped(**options: Any) -> dict[str, Any]:
     """
     arguments: dict[str, Any] = {}
     for name, group in GROUPS.items():
-        if name == "critic":  # it has a `clip` as well
-            continue
         own = {field.name for field in fields(group)} & options.keys()
         arguments[name] = group(**{key: options.pop(key) for key in sorted(own)})
     return arguments | options

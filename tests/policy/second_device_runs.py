@@ -33,7 +33,7 @@ BATCH = Samples(
 
 
 def train(
-    folders: dict[str, str], place: Path, scorers: str, policy: str = "cpu", **updates: Any
+    folders: dict[str, str], place: Path, scorers: str, policy: str = "cpu"
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Train for two steps with a validation after each; return what was learned and logged."""
     perplexity = Perplexity(folders["llama"])
@@ -47,7 +47,7 @@ def train(
         folders["policy"],
         reward,
         generation=Generation(num_generations=4, max_completion_length=6),
-        optimizer=OptimizerConfig(learning_rate=0.01, **updates),
+        optimizer=OptimizerConfig(learning_rate=0.01),
         lora=LoRA(r=4),
     )
     judge = Perplexity(folders["llama"], device=scorers)

@@ -71,7 +71,6 @@ def test_keeps_fewer_activations(tuner, folder: str, tmp_path: Path) -> None:
         module = tuner(model=wide, gradient_checkpointing=checkpointing, max_completion_length=32)
         module.configure_model()
         rollout = module._sample(["abcdef"] * 8)
-        experience = module._experience(rollout, torch.arange(8.0))
         sizes: dict[int, int] = {}
 
         def keep(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
@@ -81,7 +80,7 @@ def test_keeps_fewer_activations(tuner, folder: str, tmp_path: Path) -> None:
 
         parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            terms = next(module._terms(experience))
+            terms = module._terms(rollout, torch.arange(8.0))
         kept.append(sum(size for place, size in sizes.items() if place not in parameters))
         del terms
     assert kept[1] < kept[0] / 5

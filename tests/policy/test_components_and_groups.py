@@ -1,4 +1,4 @@
-"""Components that are normalised each by itself (GDPO), and groups without signal (DAPO).
+"""Components that are normalised each by itself (GDPO), and groups without signal.
 
 Compared with TRL 1.16, by a step of its trainer on given rewards, and with verl 0.9.1.
 """
@@ -20,14 +20,13 @@ from hypothesis import strategies as st
 from lightning_choice import (
     MisconfigurationException,
     Objective,
-    OptimizerConfig,
     PolicyTuner,
     RewardShaping,
     pl,
     quiet_trainer,
 )
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from trainer_clients import VERL, Importer
 from transformers import AutoTokenizer
 from tuner_records import learned, logged
@@ -35,7 +34,6 @@ from tuner_records import learned, logged
 from ctrlreward import Reward, Samples
 from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
 from ctrlreward.policy.objectives import completion_advantages
-from ctrlreward.policy.rollouts import Rollout, joined_rollouts, log_probs
 
 NAN = math.nan
 DECOUPLED = Objective(multi_objective_aggregation="normalize_then_sum")
@@ -54,7 +52,7 @@ def advantages(table: list[list[float]], objective: Objective = DECOUPLED) -> Te
     weights = torch.tensor(WEIGHTS, dtype=torch.float64)
     decoupled = decoupled_rewards(scores, weights, groups)
     rewards = decoupled if objective.decoupled else scores @ weights
-    return completion_advantages(objective.choices, rewards, groups, None)
+    return completion_advantages(objective.parts, rewards, groups)
 
 
 # TRL
@@ -207,17 +205,7 @@ def test_a_step_learns_from_decoupled_components(tuner, share) -> None:
     expected = torch.zeros(12, dtype=torch.float64)
     kept = decoupled[~failed]
     expected[~failed] = (kept - kept.mean()) / (kept.std() + 1e-4)
-    torch.testing.assert_close(experiences[0].advantages.double(), expected, rtol=1e-4, atol=1e-4)
-
-
-def failing_at_c(texts: list[str], prefixes: list[str]) -> list[float]:
-    """All fail at the prompts with c."""
-    rows = zip(style(texts), prefixes, strict=True)
-    return [0.0 if "c" in prefix else 1 + length for length, prefix in rows]
-
-
-def style(texts: list[str]) -> list[float]:
-    return [float(len(text)) + text.count("b") / 7 for text in texts]
+    torch.testing.assert_close(experiences[0].double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def trained(module: PolicyTuner, prompts: list[str], steps: int = 1, **options: Any) -> Any:
@@ -227,98 +215,16 @@ def trained(module: PolicyTuner, prompts: list[str], steps: int = 1, **options: 
     return trainer
 
 
-def test_groups_that_all_fail_are_replaced_although_their_style_differs(tuner) -> None:
-    """By the deviation of the total, or with normalised components, they would be learned from."""
-    reward = Reward({"right": failing_at_c, "style": (style, 0.1)})
-    prompts = ["c", "cd", "ab", "ca", "ba", "e", "f", "ad"]
-    for rule in (None, "total", "right"):
-        module = tuner(reward=reward, filter_groups=rule, max_refills=6)
-        experiences = learned(module)
-        trainer = trained(module, prompts)
-        metrics, (samples, scores) = trainer.callback_metrics, module.last_rollout
-        assert len(samples) == len(scores.total) == len(experiences[0].mask) == 16
-        firsts = list(samples.prefixes[::4])
-        if rule == "right":
-            assert not any("c" in prefix for prefix in firsts)
-            assert metrics["reward/zero_signal"] >= 0.75
-            assert metrics["rollout/unfilled"] == 0
-            assert 1 <= metrics["rollout/refills"] <= 6
-            assert firsts[2] == "ab"  # has a signal, and stays in its place
-        else:
-            assert firsts == prompts[:4]
-            assert metrics["reward/zero_signal"] == 0
-            assert ("rollout/refills" in metrics) == (rule is not None)
-            assert (experiences[0].advantages[:4] != 0).any()
-
-
-def test_nothing_is_learned_from_what_is_left_without_signal(tuner) -> None:
-    reward = Reward({"right": failing_at_c, "style": (style, 0.1)})
-    module = tuner(reward=reward, filter_groups="right", max_refills=1)
-    experiences = learned(module)
-    metrics = trained(module, ["c", "cd", "ca", "dc"]).callback_metrics
-    assert (experiences[0].advantages == 0).all()
-    assert metrics["rollout/unfilled"] == metrics["reward/zero_signal"] == 1
-    assert metrics["rollout/refills"] == 1
-    assert metrics["reward/fail_rate"] < 1
-
-
-def test_a_refilled_run_repeats_itself(tuner) -> None:
-    """The prompts are drawn with the batch's own random numbers."""
-    runs = []
-    for _ in range(2):
-        module = tuner(reward=failing_at_c, filter_groups="total")
-        trained(module, ["c", "cd", "ab", "ca", "ba"], steps=2)
-        runs.append(module.last_rollout[0].texts)
-    assert runs[0] == runs[1]
-
-
-@pytest.mark.parametrize("family", ["llama", "t5", "bart"])
-def test_joined_rollouts_have_the_log_probabilities_of_their_parts(
-    family: str, tuner, tiny_seq2seq
-) -> None:
-    module = tuner() if family == "llama" else tuner(model=tiny_seq2seq(family))
-    module.configure_model()
-    torch.manual_seed(1)
-    short, long = module._sample(["a", "b"]), module._sample(["abcde", "fedca", "ab"])
-    new = int(short.mask.sum(dim=1).max())
-    end = short.ids.shape[1] - short.mask.shape[1] + new
-    ids, attention = short.ids[:, :end], short.attention[:, :end]
-    short = Rollout(short.completions, ids, attention, short.mask[:, :new], short.ended)
-    left, padding = family == "llama", module.tokenizer.pad_token_id
-    joined = joined_rollouts([short, long], padding, left)
-    assert joined.completions == short.completions + long.completions
-    parts = [log_probs(module.policy, part, 1.0) for part in (short, long)]
-    whole = log_probs(module.policy, joined, 1.0)
-    for rows, part in zip((whole[:2], whole[2:]), parts, strict=True):
-        torch.testing.assert_close(rows[:, : part.shape[1]], part, rtol=1e-4, atol=1e-5)
-        assert (rows[:, part.shape[1] :] == 0).all()
-    assert joined.ids[:2].ne(padding).sum() <= short.attention.sum()
-
-
 # Refused
 
 
-def test_what_the_reward_or_the_optimizer_does_not_allow(tuner, share) -> None:
-    with pytest.raises(ValueError, match=r"filter_groups must be one of total, share"):
-        tuner(filter_groups="shares")
+def test_a_reward_with_another_aggregate_is_refused(tuner, share) -> None:
     lowest = Reward({"share": share["share"]}, aggregate="min")
-    with pytest.raises(ValueError, match="has another aggregate, must be 'weighted'"):
+    with pytest.raises(ValueError, match="must be 'weighted'"):
         tuner(reward=lowest, multi_objective_aggregation="normalize_then_sum")
-    with pytest.raises(ValueError, match="filter_groups needs the rewards of a rollout"):
-        tuner(filter_groups="total", optimizer=OptimizerConfig(overlap=True))
-    with pytest.raises(TypeError, match=r"filter_groups='total'"):
-        PolicyTuner("m", share["share"], dynamic_sampling=True)
 
 
-class Endless(IterableDataset):
-    def __iter__(self) -> Iterator[str]:
-        while True:
-            yield "ab"
-
-
-def test_what_training_does_not_allow(tuner) -> None:
-    with pytest.raises(MisconfigurationException, match="DataLoader of an Endless, which does"):
-        trained(tuner(filter_groups="total"), Endless())
+def test_shaping_of_the_total_is_refused(tuner) -> None:
     module = tuner(multi_objective_aggregation="normalize_then_sum")
     with pytest.raises(MisconfigurationException, match="RewardShaping shapes the total of a rewa"):
         trained(module, ["ab"] * 4, callbacks=[RewardShaping(clip=(-1.0, 1.0))])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from lightning_choice import Critic
-from tuner_records import learned, logged, trained_weights
+from lightning_choice import MisconfigurationException
+from tuner_records import drift, learned, logged, trained_weights
 
-from ctrlreward import Samples
+from ctrlreward import Reward, Samples
 from ctrlreward.policy.objectives import ALGORITHMS
 
 PROMPTS = Samples(texts=["a", "fb", "c"]).as_prompts()
@@ -36,7 +38,7 @@ def test_an_extreme_reward_is_a_failed_sample(tuner, algorithm, value) -> None:
     assert last.failed.tolist() == [False, True, *[False] * 10]
     assert values["reward/total"] == pytest.approx(np.mean([0, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]))
     assert values["reward/fail_rate"] == pytest.approx(1 / 12)
-    advantages = experiences[0].advantages
+    (advantages,) = experiences
     assert advantages.isfinite().all()
     assert (advantages[1].abs().max(), advantages.abs().max() > 0) == (0, True)
 
@@ -56,13 +58,13 @@ def test_the_size_of_a_reward_changes_no_normalised_advantage(tuner, scale) -> N
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"microbatch_size": 2}, {"num_iterations": 2}])
-def test_a_loss_that_is_not_finite_updates_nothing(tuner, fit, options) -> None:
-    huge = lambda texts: [1e30 * i for i in range(len(texts))]  # noqa: E731
-    module = tuner(reward=huge, algorithm="ppo", critic=Critic(), **options)
+def test_a_loss_that_is_not_finite_updates_nothing(tuner, fit) -> None:
+    huge = lambda texts: [3e38 * (i % 2) for i in range(len(texts))]  # noqa: E731
+    module = tuner(reward=huge, algorithm="rloo", beta=1e38)
     module.configure_model()
+    drift(module, 0)
     before = trained_weights(module)
-    message = r"the loss of this step is not finite \(loss = inf, .*value_loss = inf\), and the pol"
+    message = r"the loss of this step is not finite \(loss = .*\), and the policy was not updated"
     with pytest.raises(RuntimeError, match=message):
         fit(module, 2)
     torch.testing.assert_close(trained_weights(module), before, rtol=0, atol=0)
@@ -93,3 +95,32 @@ def test_a_reward_with_signal_now_and_then_is_not_warned_of(tuner, fit) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="all advantages")
         fit(tuner(reward=sparse), 7)
+
+
+def workers() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("ctrlreward")}
+
+
+def test_an_exception_leaves_no_worker_behind(tuner, fit, share) -> None:
+    before = workers()
+    module = tuner()
+    module._terms = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        fit(module, 1)
+    assert workers() <= before
+    assert share.releases == 1
+
+
+def test_a_reward_on_one_of_several_training_devices_is_refused(tuner, share, monkeypatch) -> None:
+    share.device = "cuda:1"
+    module = tuner(reward=Reward({"share": share["share"]}))
+
+    trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cuda", 0)),
+        device_ids=[0, 1],
+        world_size=2,
+        precision="32-true",
+    )
+    monkeypatch.setattr(type(module), "trainer", trainer)
+    with pytest.raises(MisconfigurationException, match="component 'share', runs on 'cuda:1'"):
+        module.setup("fit")

@@ -124,8 +124,9 @@ def test_samples_from_the_whole_distribution_despite_the_generation_config(
     options = Generation(max_completion_length=length)
     rollout = sample(policy, load_tokenizer(place), ["ab"] * draws, options)
     written = rollout.ids[:, -length:]
-    first = written[:, 0].mode().values.item()
-    assert first != SPECIAL[family][0]
+    counts = written[:, 0].bincount()
+    counts[SPECIAL[family][0]] = 0
+    first = int(counts.argmax())  # often, and not the end
     before = written[:, :-1] == first
     last = written[before.all(dim=1), -1]
     prompt = AutoTokenizer.from_pretrained(place)("ab").input_ids
@@ -155,33 +156,6 @@ def test_a_model_may_have_several_end_tokens_or_none(
     ]
     assert rollout.mask.sum(dim=1).tolist() == lengths
     assert (min(lengths) < 8) == bool(ends)
-
-
-@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [3, 1], [2]])
-def test_a_seeded_completion_does_not_depend_on_its_batch(folder: str, rows: list[int]) -> None:
-    model = LlamaForCausalLM.from_pretrained(folder)
-    tokenizer, seeds = load_tokenizer(folder), [7, 2**62, 0, 7]
-    prompts = ["ab", "abcd", "f", "ab"]
-    whole = sample(model, tokenizer, prompts, OPTIONS, seeds=seeds)
-    torch.rand(3)
-    some, own = [prompts[row] for row in rows], [seeds[row] for row in rows]
-    part = sample(model, tokenizer, some, OPTIONS, seeds=own)
-    assert part.completions == [whole.completions[row] for row in rows]
-    assert whole.completions[0] == whole.completions[3]  # one prompt, one seed
-    others = sample(model, tokenizer, prompts, OPTIONS, seeds=[1, 2, 3, 4])
-    assert others.completions != whole.completions
-
-
-def test_seeded_tokens_are_sampled_with_their_probability(folder: str) -> None:
-    draws = 4000
-    model = LlamaForCausalLM.from_pretrained(folder)
-    options = Generation(max_completion_length=1)
-    rollout = sample(model, load_tokenizer(folder), ["ab"] * draws, options, seeds=range(draws))
-    with torch.no_grad():
-        expected = model(rollout.ids[:1, :-1]).logits[0, -1].softmax(dim=-1)
-    frequencies = rollout.ids[:, -1].bincount(minlength=len(expected)) / draws
-    for frequency, p in zip(frequencies.tolist(), expected.tolist(), strict=True):
-        assert frequency == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / draws) + 1e-3)
 
 
 # White space at the end of a prompt

@@ -26,9 +26,9 @@ def folders(folder: str, tiny_llama: Callable[[str], str], pegasus: str) -> dict
 
 @on_second_device
 def test_learns_on_the_cpu_from_scorers_on_the_device(folders, tmp_path) -> None:
-    expected, logged_there = runs.train(folders, tmp_path, "cpu", overlap=True)
+    expected, logged_there = runs.train(folders, tmp_path, "cpu")
     assert memory.peak == [0, 0]
-    learned, logged = runs.train(folders, tmp_path, "second:0", overlap=True)
+    learned, logged = runs.train(folders, tmp_path, "second:0")
     assert memory.peak[0] > 10_000
     assert all(weight.device.type == "cpu" for weight in learned.values())
     check_equal(listed(learned), logged, listed(expected), logged_there)

@@ -32,11 +32,8 @@ BATCHES = [[["ab", "ba"], ["cd", "dc"]], [["ac", "ca"], ["bd", "db"]], [["ef", "
 FORMS: dict[str, dict[str, Any]] = {
     "one update": {"algorithm": "grpo"},
     "batch baseline": {"algorithm": "reinforce++"},
-    "token mean, parts": {"algorithm": "dapo", "num_iterations": 2, "microbatch_size": 3},
-    "greedy": {"algorithm": "self_critical"},
+    "token mean": {"algorithm": "dapo"},
     "decoupled": {"algorithm": "dapo", "multi_objective_aggregation": "normalize_then_sum"},
-    "values": {"algorithm": "ppo"},
-    "overlap": {"algorithm": "dapo", "overlap": True},
     "checkpointed layers": {"algorithm": "grpo", "gradient_checkpointing": True},
     "trained adapter": {"algorithm": "grpo", "continued": True, "lr_scheduler_type": "linear"},
 }
@@ -50,7 +47,7 @@ class FixedCompletions(PolicyTuner):
         self.policy.eval()
         rows, lengths = [], []
         for i, prompt in enumerate(prompts):
-            place = -1 if temperature == 0 else i % self.generation.num_generations
+            place = i % self.generation.num_generations
             draw = random.Random(zlib.crc32(f"{prompt} {place}".encode()))
             rows.append(
                 [*self.tokenizer.encode(prompt), *(draw.randint(2, 7) for _ in range(LONGEST))]

@@ -128,12 +128,10 @@ def test_components_of_one_scorer_are_one_request(live_server: Callable[..., Any
     remote.release()
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 def test_a_policy_learns_from_it_as_from_the_same_reward_in_process(
     tiny_llama: Callable[[str], str],
     live_server: Callable[..., Any],
     tmp_path: Path,
-    overlap: bool,
 ) -> None:
     def rewarded(reward: Reward) -> tuple[list[list[float]], list[torch.Tensor]]:
         totals: list[list[float]] = []
@@ -149,7 +147,7 @@ def test_a_policy_learns_from_it_as_from_the_same_reward_in_process(
             reward,
             objective=Objective("grpo"),
             generation=Generation(num_generations=4, max_completion_length=6),
-            optimizer=OptimizerConfig(learning_rate=0.01, overlap=overlap),
+            optimizer=OptimizerConfig(learning_rate=0.01),
             lora=LoRA(r=4),
         )
         trainer = quiet_trainer(max_steps=4, callbacks=[Recorder()], default_root_dir=tmp_path)
