@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from ctrlreward.arguments import Mode, checked_keywords
+from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.monitoring import (
-    OTHER_NAMES,
     MonitorMixin,
     rule_errors,
 )
@@ -21,14 +20,6 @@ from ctrlreward.selection import BestRule
 from ctrlreward.selection.decider import KeepsBest
 
 
-@checked_keywords(
-    **OTHER_NAMES,
-    top_k="save_top_k",
-    save_total_limit="save_top_k",
-    every_n_epochs="Trainer(check_val_every_n_epoch=...)",
-    every_n_train_steps="Trainer(val_check_interval=...)",
-    load_best_model_at_end='trainer.test(ckpt_path="best"), or BeforeAfter, which loads the best',
-)
 class RewardCheckpointMixin(KeepsBest, MonitorMixin, SelectingCheckpointMixin):
     """Checkpoint callback that keeps the best held-out scores, and a `last.ckpt` per validation.
 

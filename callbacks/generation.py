@@ -10,7 +10,7 @@ import numpy as np
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import nn
 
-from ctrlreward.arguments import checked_keywords, positive
+from ctrlreward.arguments import positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import (
@@ -27,7 +27,6 @@ from ctrlreward.completion import (
     unclear_input,
 )
 from ctrlreward.held_out import (
-    SAMPLING_NAMES,
     SCORED_STEP,
     TABLE,
     HeldOutScorer,
@@ -47,9 +46,6 @@ from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.sharded_weights import whole_weights
 
 
-@checked_keywords(
-    **SAMPLING_NAMES, every_n_epochs="every_n_validations", num_samples="table_rows", prefix="name"
-)
 class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     """Generates from held-out prompts at validation, scores the texts and logs the mean scores.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from ctrlreward.arguments import Mode, checked_keywords
+from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import (
     add_to_next_row,
@@ -18,7 +18,6 @@ from ctrlreward.callbacks.loggers.wandb_rows import (
     send_alert,
 )
 from ctrlreward.callbacks.monitoring import (
-    GUARD_NAMES,
     DecidingMixin,
     find_scorer,
     may_stop,
@@ -35,7 +34,6 @@ from ctrlreward.selection import AlarmRule
 from ctrlreward.selection.alarm import LEVEL, HeldOutMode, Reference
 
 
-@checked_keywords(**GUARD_NAMES)
 class ProxyGuardMixin(DecidingMixin):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
@@ -20,7 +19,6 @@ from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.scorers.components import ComponentLike, as_component
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class AUC:
     """Judge by the area under the ROC curve of a score, for samples of two labels.

@@ -27,24 +27,6 @@ from ctrlreward.lightning_package import (
 from ctrlreward.scorers.base import Scores
 from ctrlreward.selection.decider import Decider, Decides, stale_keys, with_assigned
 
-# Names in other libraries of the arguments of callbacks that monitor a key, and our names.
-OTHER_NAMES = {
-    "metric": "monitor",
-    "metric_name": "monitor",
-    "metric_for_best_model": "monitor",
-    "higher_is_better": "mode='max' or 'min', or leave it out for a declared score",
-    "greater_is_better": "mode='max' or 'min', or leave it out for a declared score",
-}
-FRONT_NAMES = {
-    **dict.fromkeys(("monitor", "monitors", "objectives"), "metrics"),
-    **dict.fromkeys(("mode", "directions"), "metrics, key → direction"),
-}
-GUARD_NAMES = {
-    "monitor": "proxy and held_out",
-    "mode": "proxy_mode and held_out_mode",
-    "alpha": "level",
-}
-
 
 class Reader:
     """Age of logged metrics, in looks at the metrics of a run.

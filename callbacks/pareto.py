@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from ctrlreward.arguments import Mode, checked_keywords
+from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.monitoring import (
-    FRONT_NAMES,
     rule_errors,
 )
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
@@ -29,7 +28,6 @@ log = logging.getLogger(__name__)
 PICTURE = "front.png"
 
 
-@checked_keywords(**FRONT_NAMES)
 class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
     """Checkpoint callback that keeps the Pareto front, and a `last.ckpt` per validation.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, did_you_mean
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.functional.shaping import Moments, constrained_rewards, next_multiplier
 from ctrlreward.ranks import fail_together, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch
@@ -20,7 +20,6 @@ from ctrlreward.scorers.components import ComponentLike, as_component
 _REWARD = ""  # key of the moments of the reward
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class UsefulRange:
     """Range of a score to stay in; outside of it, the reward leads the policy back.

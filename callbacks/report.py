@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ctrlreward.arguments import checked_keywords, inner_path, positive
+from ctrlreward.arguments import inner_path, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.judges import (
     AUC,
@@ -38,7 +38,7 @@ from ctrlreward.completion import (
     unclear_input,
 )
 from ctrlreward.files import JsonLog, json_text, without_nan, write_whole
-from ctrlreward.held_out import SAMPLING_NAMES, components_by_name
+from ctrlreward.held_out import components_by_name
 from ctrlreward.items import counted
 from ctrlreward.lightning_package import (
     LightningModule,
@@ -61,7 +61,6 @@ from ctrlreward.sharded_weights import whole_weights
 log = logging.getLogger(__name__)
 
 
-@checked_keywords(**SAMPLING_NAMES)
 class BeforeAfterMixin(CallbackMixin):
     """Compares the policy that `RewardCheckpoint` selected with the untuned policy.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from ctrlreward.arguments import checked_keywords, positive
+from ctrlreward.arguments import positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.loggers.wandb_rows import log_sample_table
 from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
@@ -21,7 +21,6 @@ class LearnsFromRollouts(Protocol):
     last_rollout: tuple[Samples, RewardBatch] | None
 
 
-@checked_keywords(every_n_steps="every_n_batches")
 class RolloutSamplesMixin(CallbackMixin):
     """Writes the texts of every nth rollout with their rewards, to make reward hacking visible.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ctrlreward.arguments import check_type, checked_keywords, positive
+from ctrlreward.arguments import check_type, positive
 from ctrlreward.callbacks.monitoring import ReadingMixin, known_bounds, read_metrics
 from ctrlreward.callbacks.ranges import RangeMultipliers, UsefulRange
 from ctrlreward.callbacks.terms import (
@@ -43,7 +43,6 @@ from ctrlreward.selection.decider import check_declared
 KL = "policy/kl"
 
 
-@checked_keywords(normalize="normalise")
 class RewardShapingMixin(ReadingMixin):
     """Transforms the rewards that a policy learns from; the raw rewards are logged unchanged.
 

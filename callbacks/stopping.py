@@ -7,10 +7,9 @@ from typing import Any, Literal
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from ctrlreward.arguments import Mode, checked_keywords
+from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.monitoring import (
-    OTHER_NAMES,
     MonitorMixin,
     may_stop,
     read_metrics,
@@ -27,9 +26,6 @@ from ctrlreward.selection import StopRule, StopState
 from ctrlreward.selection.stopping import DECLINE, PATIENCE
 
 
-@checked_keywords(
-    **OTHER_NAMES, early_stopping_patience="patience", early_stopping_threshold="min_delta"
-)
 class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
     """Early stopping that counts each held-out score once (`ctrlreward.selection.StopRule`).
 

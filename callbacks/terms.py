@@ -11,7 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from ctrlreward.arguments import checked_keywords, not_negative, one_of, positive
+from ctrlreward.arguments import not_negative, one_of, positive
 from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.shaping import (
     distance_outside,
@@ -93,7 +93,6 @@ class WeightSchedules:
         return {name: piecewise_linear(step, points) for name, points in self.points.items()}
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class ReferenceReward:
     """Bounded reward: the preference for a text over references for the same prompt.
@@ -170,7 +169,6 @@ class ReferenceReward:
         return [[p + completions[prompt]] for p, prompt in zip(prefixes, prompts, strict=True)]
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class Potential:
     """Potential-based shaping term: weight · (γ · Φ(text) − Φ(start)).
@@ -223,7 +221,6 @@ class Potential:
         return self.weight * potential_difference(before, after, self.discount)
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class LengthWindow:
     """Penalty for each token by which a completion is too short or too long.
@@ -257,7 +254,6 @@ class LengthWindow:
         return -self.cost * distance_outside(lengths, self.low, self.high)
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class SoftOverlong:
     """DAPO's soft overlong punishment (Yu et al. 2025, eq. 13), times `weight`.

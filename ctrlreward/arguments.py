@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from functools import cache, wraps
-from inspect import Parameter, signature
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import PurePath
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 Name = TypeVar("Name", bound=str)
@@ -142,85 +140,9 @@ def inner_path(argument: str, given: str) -> str:
     return given
 
 
-_KINDS: dict[str, tuple[type, str]] = {
-    "bool": (bool, "True or False"),
-    "int": (Integral, "an integer"),
-    "float": (Real, "a number"),
-}
-
-
-def check_kind(argument: str, annotation: object, given: object) -> None:
-    """Raise a TypeError if an annotated `int`, `float` or `bool`, perhaps `| None`, is another."""
-    expected, _, optional = str(annotation).partition(" | ")
-    if expected not in _KINDS or optional not in ("", "None") or (given is None and optional):
-        return
-    kind, name = _KINDS[expected]
-    if not isinstance(given, kind) or isinstance(given, bool) != (kind is bool):
-        or_none = " or None" if optional else ""
-        raise TypeError(f"{argument} must be {name}{or_none}, got {given!r}")
-
-
 def check_type(argument: str, kind: type, given: object) -> None:
     """Raise a TypeError unless an argument is an object of a class of options."""
     if not isinstance(given, kind):
         raise TypeError(
             f"{argument} must be {kind.__name__}(...), got {given!r:.80}, {kind_of(given)}"
         )
-
-
-def checked_keywords(**instead: str) -> Callable[[Target], Target]:
-    """Decorate a class or function, so that its errors suggest the right keyword for a wrong one.
-
-    A number or flag of another type than annotated is a TypeError that names the argument.
-
-    `instead` maps old keywords and keywords of other libraries to their replacements: the name of
-    an argument, or else written out. The target may take `**options: Unpack[SomeTypedDict]`.
-    """
-
-    def decorate(target: Target) -> Target:
-        is_class, either = isinstance(target, type), cast(Any, target)
-        build: Callable[..., Any] = either.__init__ if is_class else either
-        parameters = [*signature(build).parameters.values()][is_class:]
-        variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-        named = {p.name: p for p in parameters if p.kind not in variable}
-        required = [name for name, p in named.items() if p.default is p.empty]
-        options = [p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD]
-        build.__qualname__ = build.__qualname__.replace("Mixin.", ".")  # in Python's own errors
-
-        @wraps(build)
-        def checked(*arguments: Any, **keywords: Any) -> Any:
-            for name in [name for name in keywords if name not in named]:
-                known = [*named, *(key for each in options for key in _options(build, each))]
-                if name in known:
-                    continue
-                kind = type(arguments[0]) if is_class else either
-                problem = f"{kind.__name__}() has no argument {name!r}"
-                if name in instead:
-                    raise TypeError(f"{problem}. Use {instead[name]}.")
-                names = ", ".join(known)
-                raise TypeError(f"{problem}, only {names}{did_you_mean(name, known)}")
-            given = dict(zip(named, arguments[is_class:], strict=False)) | keywords
-            if lacking := [repr(name) for name in required if name not in given]:
-                raise TypeError(
-                    f"{build.__qualname__}() missing {len(lacking)} required "
-                    f"argument{'s' * (len(lacking) > 1)}: {', '.join(lacking)}. Call it with "
-                    f"({', '.join(required)}, ...)."
-                )
-            for name in [name for name in given if name in named]:
-                check_kind(name, named[name].annotation, given[name])
-            return build(*arguments, **keywords)
-
-        checked.our_names = instead  # type: ignore[attr-defined]  # for mistakes in YAML
-        if not is_class:
-            return cast(Target, checked)
-        either.__init__ = checked
-        return target
-
-    return decorate
-
-
-@cache
-def _options(build: Callable[..., None], name: str) -> tuple[str, ...]:
-    """Return the keywords of `**name: Unpack[SomeTypedDict]`."""
-    (keywords,) = get_args(get_type_hints(build)[name])
-    return tuple(get_type_hints(keywords))

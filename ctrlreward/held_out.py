@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, inner_path, kind_of, positive
+from ctrlreward.arguments import inner_path, kind_of, positive
 from ctrlreward.completion import Generator, generate_across_ranks
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.means import valid_mean, valid_row_means
@@ -41,17 +41,6 @@ SCORED_STEP = "scored_step"
 CORPUS = "corpus"
 CV = "cv"
 
-# Names in other libraries of the arguments of callbacks that generate, and our names.
-SAMPLING_NAMES = {
-    "metrics": "scores",
-    "scorers": "scores",
-    "components": "scores",
-    "prompts": "samples",
-    "dataset": "samples",
-    "eval_dataset": "samples",
-    "num_generations": "generations_per_prompt",
-}
-
 
 class HeldOutScores(NamedTuple):
     """Scores of the completions of all prompts.
@@ -69,7 +58,6 @@ class HeldOutScores(NamedTuple):
     by_prompt: dict[str, Scores]
 
 
-@checked_keywords()
 class HeldOutScorer:
     """Scores completions of held-out prompts, for rules of `ctrlreward.selection` that decide.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.arguments import checked_keywords, did_you_mean, not_negative, one_of
+from ctrlreward.arguments import did_you_mean, not_negative, one_of
 from ctrlreward.engine.accelerators import scoring_stream
 from ctrlreward.functional.aggregates import counted_where, disagreement, mean_minus_deviation
 from ctrlreward.functional.transfer import GM_THRESHOLDS, checked_thresholds, gm_of
@@ -179,14 +179,6 @@ class AnyReward(ABC):
         """Return the rewards of n samples."""
 
 
-# Arguments of TRL's trainers, and what says the same here.
-_OTHER_NAMES = {
-    **dict.fromkeys(("weights", "reward_weights"), "components, name → (score, weight)"),
-    **dict.fromkeys(("reward_funcs", "scorers", "scores", "functions"), "components"),
-}
-
-
-@checked_keywords(**_OTHER_NAMES)
 class Reward(AnyReward):
     """Several components combined into one reward per sample; higher is better.
 

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
-from ctrlreward.arguments import checked_keywords, did_you_mean, kind_of
+from ctrlreward.arguments import did_you_mean, kind_of
 from ctrlreward.files import json_line, read_jsonl, write_whole
 
 # Column of `Samples` → key in a record of one sample.
@@ -170,7 +170,6 @@ _MAY_BE_INTEGERS = ("labels", "groups")
 _TEXTS_ELSEWHERE = ("predictions", "preds", "candidates", "completions", "generations", "outputs")
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class Samples:
     """Texts to score, with optional columns that some scorers need.

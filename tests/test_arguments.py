@@ -1,18 +1,13 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from ctrlreward import huggingface
 from ctrlreward.arguments import (
-    check_kind,
-    checked_keywords,
     did_you_mean,
     one_of,
     positive,
     some_of,
 )
-from ctrlreward.callbacks import GenerationScorer, ProxyGuard
 
 KNOWN = ("mean", "sum")
 
@@ -60,18 +55,6 @@ def test_the_most_similar_name(given: str, known: list[str], hint: str | None) -
     assert did_you_mean(given, known) == (f" (did you mean {hint!r}?)" if hint else "")
 
 
-def test_missing_arguments_and_all_that_are_required() -> None:
-    """A callback for `Trainer` takes the trainer first, and the one for Lightning does not."""
-    with pytest.raises(
-        TypeError, match=r"1 .*'samples'\. Call it with \(trainer, scores, samples, "
-    ):
-        huggingface.GenerationScorer({}, ["a"])  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"1 .*'scores'\. Call it with \(scores, samples, \.\.\.\)"):
-        GenerationScorer(samples=["a"])  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"missing 2 required arguments: 'proxy', 'held_out'\."):
-        ProxyGuard()  # type: ignore[call-arg]
-
-
 def test_positive_numbers() -> None:
     assert positive("n", 3) == 3
     assert positive("n", 0.5) == 0.5
@@ -81,46 +64,3 @@ def test_positive_numbers() -> None:
             positive("n", number)
     with pytest.raises(TypeError, match="n must be a number, got '3'"):
         positive("n", "3")
-
-
-@pytest.mark.parametrize(
-    ("annotation", "given", "message"),
-    [
-        ("int", "3", "n must be an integer, got '3'"),
-        ("int", 1.5, "n must be an integer, got 1.5"),
-        ("int", True, "n must be an integer, got True"),
-        ("int", None, "n must be an integer, got None"),
-        ("float | None", "1", "n must be a number or None, got '1'"),
-        ("bool", "true", "n must be True or False, got 'true'"),
-        ("bool", 1, "n must be True or False, got 1"),
-    ],
-)
-def test_numbers_and_flags_of_another_type(annotation: str, given: object, message: str) -> None:
-    with pytest.raises(TypeError, match=f"^{message}$"):
-        check_kind("n", annotation, given)
-
-
-def test_numbers_and_flags() -> None:
-    for annotation, given in (
-        ("int", np.int64(3)),
-        ("float", 3),
-        ("float", np.float32(0.5)),
-        ("int | None", None),
-        ("bool", True),
-        ("str", 3),
-        ("float | Literal['noise']", "noise"),
-    ):
-        check_kind("n", annotation, given)
-
-
-def test_decorated_classes_check_positions_and_keywords() -> None:
-    @checked_keywords()
-    class StoppingMixin:
-        def __init__(self, monitor: str, patience: int = 3, verbose: bool = False) -> None: ...
-
-    StoppingMixin("loss", 2, verbose=True)
-    for arguments, keywords in ((("loss", "2"), {}), (("loss",), {"patience": "2"})):
-        with pytest.raises(TypeError, match="patience must be an integer, got '2'"):
-            StoppingMixin(*arguments, **keywords)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Stopping\.__init__\(\) missing 1 .*'monitor'"):
-        StoppingMixin()  # type: ignore[call-arg]

@@ -55,7 +55,6 @@ TWO = Samples(["a", "b"], labels=NAMED)
 TYPE_ERRORS: dict[str, Callable[[], object]] = {
     "texts must be a list of strings, got 'The food', a str": lambda: Samples("The food"),
     "texts must be a list of strings, got None, a NoneType": lambda: Samples(None),
-    "Samples() has no argument 'label', only texts, prefixes": lambda: Samples(["a"], label="x"),
     "must be a list of strings, got {'text': ['a']}, a dict": lambda: Samples({"text": ["a"]}),
     "of strings, got    a0  b, a DataFrame. Use as_samples(...).": (
         lambda: Samples(pd.DataFrame({"a": ["b"]}))

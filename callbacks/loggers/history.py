@@ -8,12 +8,10 @@ from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.files import JsonLog, finite_or_none
 from ctrlreward.lightning_package import Logger
 
 
-@checked_keywords(save_dir="folder", dir="folder", log_dir="folder")
 class HistoryLoggerMixin(Logger):
     """Lightning logger that appends metrics to `<folder>/metrics.jsonl`.
 

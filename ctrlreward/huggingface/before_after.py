@@ -16,10 +16,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks.judges import AUC, check_judges, judges_by_name, with_judges
 from ctrlreward.callbacks.report import scored_texts, selection_facts, write_comparison
-from ctrlreward.held_out import SAMPLING_NAMES, HeldOutScorer
+from ctrlreward.held_out import HeldOutScorer
 from ctrlreward.huggingface.decision import RewardCheckpoint, RewardEarlyStopping
 from ctrlreward.huggingface.generation import (
     GenerationScorer,
@@ -37,7 +36,6 @@ from ctrlreward.scorers.records import write_scored_samples
 from ctrlreward.selection.best import LAST_STEP
 
 
-@checked_keywords(**SAMPLING_NAMES, generation_config="generation")
 class BeforeAfter(TrainerCallback):
     """Compares the model after training with the untuned one on prompts used for nothing else.
 

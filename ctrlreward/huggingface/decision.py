@@ -11,8 +11,7 @@ from typing import Any, Literal
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy, SaveStrategy
 
-from ctrlreward.arguments import Mode, checked_keywords
-from ctrlreward.callbacks.monitoring import FRONT_NAMES, GUARD_NAMES, OTHER_NAMES
+from ctrlreward.arguments import Mode
 from ctrlreward.huggingface.generation import add_to_run, as_shown, tracked_runs
 from ctrlreward.huggingface.run_state import (
     PREFIX,
@@ -206,7 +205,6 @@ class DecisionCallback(Decides, TrainerCallback):
             log.warning("%s at step %d: %s", type(self).__name__, state.global_step, reason)
 
 
-@checked_keywords(**OTHER_NAMES, save_total_limit="TrainingArguments(save_total_limit=...)")
 class RewardCheckpoint(KeepsBest, DecisionCallback):
     """Selects the checkpoint with the best held-out score (`ctrlreward.selection.BestRule`).
 
@@ -334,7 +332,6 @@ def _saved_in(args: TrainingArguments, step: int) -> Path:
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=output / name).parent
 
 
-@checked_keywords(**FRONT_NAMES)
 class ParetoCheckpoint(KeepsFront, DecisionCallback):
     """Saves the checkpoints on the Pareto front of several scores, by `ParetoRule`.
 
@@ -370,11 +367,6 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
             )
 
 
-@checked_keywords(
-    **OTHER_NAMES,
-    early_stopping_patience="patience",
-    early_stopping_threshold="min_delta",
-)
 class RewardEarlyStopping(DecisionCallback):
     """Early stopping that counts each held-out score once (`ctrlreward.selection.StopRule`).
 
@@ -422,7 +414,6 @@ class RewardEarlyStopping(DecisionCallback):
             self.say(state, decision.reason)
 
 
-@checked_keywords(**GUARD_NAMES)
 class ProxyGuard(DecisionCallback):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.integrations.integration_utils import WandbCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from ctrlreward.arguments import checked_keywords, did_you_mean, kind_of, positive
+from ctrlreward.arguments import did_you_mean, kind_of, positive
 from ctrlreward.completion import (
     eval_mode,
     fixed_randomness,
@@ -34,7 +34,6 @@ from ctrlreward.completion import (
 )
 from ctrlreward.extras import import_extra
 from ctrlreward.held_out import (
-    SAMPLING_NAMES,
     TABLE,
     HeldOutScorer,
     HeldOutScores,
@@ -53,15 +52,6 @@ from ctrlreward.text.chats import as_prompt, plain_text
 log = logging.getLogger(__name__)
 
 
-@checked_keywords(
-    **SAMPLING_NAMES,
-    generation_config="generation",
-    freq="every_n_evaluations",
-    num_samples="table_rows",
-    prefix="name",
-    max_new_tokens="generation={'max_new_tokens': ...}",
-    generation_kwargs="generation",
-)
 class GenerationScorer(HeldOutScorer, TrainerCallback):
     """Generates from held-out prompts at evaluation, scores the texts and logs the mean scores.
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.files import write_whole
 from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
 from ctrlreward.models.tokenization import read_strings
@@ -24,7 +23,6 @@ _CHUNK = 10_000
 _SENTENCES = 10**8
 
 
-@checked_keywords()
 @dataclass(frozen=True, eq=False)
 class InverseFrequency:
     """Inverse word frequency of each token of a vocabulary (see `functional.frequency`).

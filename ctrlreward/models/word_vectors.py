@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.arguments import checked_keywords, kind_of
+from ctrlreward.arguments import kind_of
 from ctrlreward.files import whole_folder
 from ctrlreward.items import item_logger
 from ctrlreward.samples import shortened
@@ -43,7 +43,6 @@ class WordMatrix(Mapping[str, Matrix]):
         return len(self.row_of)
 
 
-@checked_keywords()
 class WordVectors:
     """Sentence encoder of Pang & Gimpel (2019), §3.2, https://arxiv.org/abs/1810.11878.
 

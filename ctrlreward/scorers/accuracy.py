@@ -8,16 +8,15 @@ from typing import Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, one_of
+from ctrlreward.arguments import one_of
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.classifier import LabelProbabilities, classifier_labels, load_classifier
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.ctrleval import CTRLEval
-from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer, check_loaded
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
 
 
-@checked_keywords(**NEIGHBOURS)
 class Accuracy(ModelScorer[LabelProbabilities]):
     """Decision of a classifier on the target label of each text. Needs `labels`, or a `target`.
 

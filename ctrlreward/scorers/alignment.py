@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.arguments import checked_keywords, one_of, some_of
+from ctrlreward.arguments import one_of, some_of
 from ctrlreward.engine.sharing import locked, shared_model
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.alignment import AGGREGATES, content_tokens, preservation, relevance
@@ -30,7 +30,7 @@ from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.models.pairs import UNITS, Unit
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
-from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.text.stop_words import read_stop_words
 
 
@@ -164,7 +164,6 @@ def _folded(aspects: Iterable[str], found: Iterable[Aligned], n: int) -> dict[st
     return scores
 
 
-@checked_keywords(**NEIGHBOURS)
 class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     """Aspects of a text, by the alignment of its tokens with the input it was generated from.
 

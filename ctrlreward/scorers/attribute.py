@@ -9,7 +9,6 @@ from typing import Literal, Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.items import item_logger
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import (
@@ -30,7 +29,7 @@ from ctrlreward.scorers.base import (
     scatter,
 )
 from ctrlreward.scorers.ctrleval import CTRLEval
-from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions
+from ctrlreward.scorers.model_scorer import ModelOptions
 
 log = item_logger(__name__)
 
@@ -43,7 +42,6 @@ _NAMES = ("accuracy", "label_probability")
 _COMBINATION = "combination"
 
 
-@checked_keywords(**NEIGHBOURS | {"model": "models"})
 class AttributeClassifier(CompositeScorer):
     """Decisions of one classifier per attribute on the target labels. Needs `labels`.
 

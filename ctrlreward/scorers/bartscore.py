@@ -7,13 +7,13 @@ from typing import Literal, TypeAlias, Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, some_of
+from ctrlreward.arguments import some_of
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
-from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.perplexity import mean_log_probs
 from ctrlreward.weights.loading import load_config
 
@@ -33,7 +33,6 @@ _PARTS: Mapping[AspectName, tuple[str, ...]] = {
 }
 
 
-@checked_keywords(**NEIGHBOURS, checkpoint="model")
 class BARTScore(ModelScorer[Seq2SeqInfiller]):
     """Mean token log-probability of one text given another under an encoder-decoder.
 

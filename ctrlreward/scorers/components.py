@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, did_you_mean, kind_of
+from ctrlreward.arguments import did_you_mean, kind_of
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
 from ctrlreward.text.chats import prompt_messages, prompt_text
@@ -29,7 +29,6 @@ _NOT_TEXTS = ["completion_ids", *(name for name, col in _COLUMN_OF.items() if co
 _MESSAGES = re.compile(r"(list|Sequence)\[\s*(\w+\.)*(list|Sequence)\[", re.IGNORECASE)
 
 
-@checked_keywords()
 @dataclass(frozen=True, eq=False)
 class FunctionScorer(Scorer):
     """A plain function as a scorer with one score, named like the function.

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, get_args
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, one_of, positive, some_of
+from ctrlreward.arguments import one_of, positive, some_of
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.calibration import context_gain, label_bias
 from ctrlreward.functional.ctrleval import (
@@ -29,7 +29,7 @@ from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenS
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scores, ScoreSpec, TaskScorer
-from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.task import WORD_SLOT, Evaluator, Task, require_texts
 from ctrlreward.text.neutral_texts import neutral_texts
 from ctrlreward.text.sentences import find_splitter
@@ -164,7 +164,6 @@ SPECS: dict[AspectName, ScoreSpec] = {
 }
 
 
-@checked_keywords(**NEIGHBOURS, max_length="max_tokens")
 class CTRLEval(ModelScorer[Infiller], TaskScorer):
     """Coherence, consistency and attribute relevance of controlled text, by text infilling.
 

@@ -9,13 +9,11 @@ from functools import cached_property
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.functional.diversity import check_length, distinct_by_group, repetition
 from ctrlreward.items import item_logger
 from ctrlreward.models.tokenization import read_strings
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
-from ctrlreward.scorers.model_scorer import NEIGHBOURS
 from ctrlreward.weights.loading import load_tokenizer
 
 log = item_logger(__name__)
@@ -58,7 +56,6 @@ class _TokenCounts(Scorer):
         """Return the scores of texts by name, one number per text."""
 
 
-@checked_keywords(**NEIGHBOURS)
 class Distinct(_TokenCounts):
     """Distinct-n over all texts of a sample's group, prefix included (see `distinct_n`).
 
@@ -97,7 +94,6 @@ class Distinct(_TokenCounts):
         return scores
 
 
-@checked_keywords(**NEIGHBOURS)
 class Repetition(_TokenCounts):
     """Share of a text's n-grams that repeat an earlier one, prefix included (`repetition`).
 

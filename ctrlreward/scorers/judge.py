@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, kind_of, not_negative, positive
+from ctrlreward.arguments import kind_of, not_negative, positive
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.extras import import_extra
 from ctrlreward.items import item_logger
@@ -20,7 +20,7 @@ from ctrlreward.models.control_tokens import rendered_chat
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.samples import JSON_KEYS, Samples, is_unicode, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec
-from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.model_servers import api_key, check_address, in_parallel, is_local
 from ctrlreward.scorers.rubric import (
     Judgement,
@@ -61,7 +61,6 @@ def closed(answers: TokenScores) -> Scores:
     return left.clip(0.0)  # rounding can leave a bit less than nothing
 
 
-@checked_keywords(**NEIGHBOURS)
 class Judge(ModelScorer[CausalLM]):
     r"""A language model that answers a rubric about each text. Higher is better for all scores.
 

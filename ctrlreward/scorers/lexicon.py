@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, some_of
+from ctrlreward.arguments import some_of
 from ctrlreward.extras import import_extra
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
@@ -24,7 +24,6 @@ SPECS: Mapping[AspectName, ScoreSpec] = {
 _NEUTRAL = 0.05
 
 
-@checked_keywords()
 class LexiconSentiment(Scorer):
     """Sentiment of a text by VADER (Hutto & Gilbert, 2014), a lexicon with rules for negation.
 

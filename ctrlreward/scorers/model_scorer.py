@@ -18,18 +18,6 @@ from ctrlreward.weights.dtypes import DTYPES, Dtype
 
 Model = TypeVar("Model")
 
-# Keywords of other libraries, with ours for `checked_keywords`.
-NEIGHBOURS = {
-    "model_name": "model",
-    "model_name_or_path": "model",
-    "model_type": "model",
-    "pretrained_model_name_or_path": "model",
-    "tokenizer": "model, a folder that also contains the tokenizer",
-    "batch_size": "batch_tokens",
-    "device_map": "device",
-    "torch_dtype": "dtype",
-}
-
 
 class ModelOptions(TypedDict, total=False):
     """Keyword arguments of every scorer that loads a model.

@@ -7,7 +7,7 @@ from typing import Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, positive
+from ctrlreward.arguments import positive
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import mark
@@ -15,7 +15,7 @@ from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec, TaskScorer, nonempty
-from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 
 # Number of scored tokens of each text: the weight of its log-likelihood in a corpus.
 TOKENS = "tokens"
@@ -40,7 +40,6 @@ def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
     return float(np.exp(-(log_likelihood[read] * weights).sum() / weights.sum()))
 
 
-@checked_keywords(**NEIGHBOURS, model_id="model", max_length="max_tokens")
 class Perplexity(ModelScorer[CausalLM], TaskScorer):
     """Perplexity of each text, prefix included.
 

@@ -10,7 +10,7 @@ import numpy as np
 import tenacity
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.arguments import checked_keywords, one_of, positive
+from ctrlreward.arguments import one_of, positive
 from ctrlreward.items import item_logger
 from ctrlreward.models.rendering import PLAIN, Answer, Side, check_template, encode, needs_prompts
 from ctrlreward.models.reward_head import REWARD
@@ -26,7 +26,6 @@ log = item_logger(__name__)
 _ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
 
 
-@checked_keywords(url="address", batch_size="batch_texts", api_key="key_variable")
 class RemoteRewardModel(Scorer):
     """Output of a reward model on a server, for each text: `reward`, higher is better, unbounded.
 

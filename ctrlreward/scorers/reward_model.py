@@ -8,14 +8,14 @@ from typing import Unpack, get_args
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, did_you_mean, one_of
+from ctrlreward.arguments import did_you_mean, one_of
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.items import item_logger
 from ctrlreward.models.rendering import Answer, Side, check_template, needs_prompts
 from ctrlreward.models.reward_head import REWARD, RewardHead, output_names
 from ctrlreward.samples import Samples, is_unicode, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
-from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer, check_loaded
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
 from ctrlreward.weights.quantization import Quantization
 
 log = item_logger(__name__)
@@ -23,11 +23,6 @@ log = item_logger(__name__)
 _ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
 
 
-@checked_keywords(
-    **NEIGHBOURS,
-    chat_template="template",
-    quantization_config="quantization='nf4' or 'int8'",
-)
 class RewardModel(ModelScorer[RewardHead]):
     """Output of a reward model for each text, such as one that TRL's `RewardTrainer` trained.
 

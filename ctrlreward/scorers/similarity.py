@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Unpack
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.encoder import Encoder, SentenceEncoder
 from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
-from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer, check_loaded
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
 from ctrlreward.weights.sources import resolve_vectors
 
 
-@checked_keywords(**NEIGHBOURS)
 class Similarity(ModelScorer[SentenceEncoder]):
     """Cosine of the sentence embeddings of text and source: how much content the text keeps.
 

@@ -10,7 +10,6 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.files import read_yaml
 from ctrlreward.models.tasks import TEXT_SLOT
 
@@ -27,7 +26,6 @@ class Evaluator(NamedTuple):
     words: tuple[str, ...]
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class Task:
     """Prompts and verbalizers; each pair of them is one evaluator.

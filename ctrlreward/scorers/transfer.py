@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, kind_of
+from ctrlreward.arguments import kind_of
 from ctrlreward.functional.transfer import (
     GM_THRESHOLDS,
     SentenceScores,
@@ -36,7 +36,6 @@ CORPUS_PARTS = ("accuracy", "similarity", "log_likelihood", TOKENS)
 _FACTORS = ("label_probability", "similarity", "perplexity")
 
 
-@checked_keywords(classifier="accuracy", fluency="perplexity")
 class TransferQuality(CompositeScorer):
     """Adjusted geometric mean of Pang & Gimpel (2019), eq. 1. Needs `labels` and `sources`.
 

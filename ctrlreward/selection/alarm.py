@@ -12,7 +12,6 @@ import numpy as np
 from ctrlreward.arguments import (
     Mode,
     check_direction,
-    checked_keywords,
     not_negative,
     one_of,
     sign_of,
@@ -88,7 +87,6 @@ class AlarmDecision(NamedTuple):
     untestable: bool = False
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class AlarmRule:
     """Rule that raises an alarm if the proxy has risen and a held-out metric has declined.

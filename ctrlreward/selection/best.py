@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ctrlreward.arguments import Mode, check_direction, checked_keywords, sign_of
+from ctrlreward.arguments import Mode, check_direction, sign_of
 from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
 from ctrlreward.items import counted
 from ctrlreward.selection.metrics import (
@@ -76,7 +76,6 @@ class BestState(State):
     validations: int = 0
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class BestRule:
     """Rule that keeps the checkpoints with the k best scores.

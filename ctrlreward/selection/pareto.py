@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ctrlreward.arguments import Mode, check_direction, checked_keywords, sign_of
+from ctrlreward.arguments import Mode, check_direction, sign_of
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.selection.best import KeepDecision
 from ctrlreward.selection.metrics import (
@@ -47,7 +47,6 @@ class ParetoState(State):
         return ParetoState(kept, self.pruned)
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class ParetoRule:
     """Rule that keeps the checkpoints that no other one dominates.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from ctrlreward.arguments import Mode, check_direction, checked_keywords, not_negative, sign_of
+from ctrlreward.arguments import Mode, check_direction, not_negative, sign_of
 from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
 from ctrlreward.items import counted
 from ctrlreward.selection.metrics import (
@@ -86,7 +86,6 @@ class StopDecision(NamedTuple):
     reason: str
 
 
-@checked_keywords()
 @dataclass(frozen=True)
 class StopRule:
     """Rule that stops training when a score no longer improves.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ctrlreward.arguments import checked_keywords, kind_of
+from ctrlreward.arguments import kind_of
 from ctrlreward.placement import Worker
 from ctrlreward.reward import AccuracyScore, AnyReward, Reward, RewardBatch, Thresholds
 from ctrlreward.samples import Samples
@@ -15,7 +15,6 @@ from ctrlreward.serving.description import describe
 from ctrlreward.serving.server_connection import ServerConnection
 
 
-@checked_keywords()
 class RemoteReward(AnyReward):
     """The reward that a server computes (`ctrlreward serve`); usable like a `Reward`.
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.models.encoder import SentenceEncoder
@@ -158,7 +157,6 @@ class TransferData(PromptBatches):
         return self.sentences.prompts()
 
 
-@checked_keywords(judges="scoring_models")
 def transfer_reward(
     weights: dict[str, float],
     scoring_models: ScoringModels,
@@ -191,7 +189,6 @@ def held_out_scores(scoring_models: ScoringModels) -> dict[str, Component]:
     return {name: quality[name] for name in names}
 
 
-@checked_keywords(judges="scoring_models")
 def held_out_scorer(
     sentences: Sentences,
     scoring_models: ScoringModels,
@@ -215,7 +212,6 @@ def held_out_scorer(
     )
 
 
-@checked_keywords(report_judges="judges")
 def before_after(
     sentences: Sentences,
     scoring_models: ScoringModels,

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 from pytorch_lightning.utilities import rank_zero_info
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.files import json_line, read_jsonl, write_whole
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.progress import track
@@ -52,7 +51,6 @@ class Pair(NamedTuple):
     text: str
 
 
-@checked_keywords(judges="scoring_models")
 @dataclass(frozen=True)
 class PseudoPairs:
     """Sentences of two styles, each with a rewriting that judges find good.

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from lightning_choice import (
-    BeforeAfter,
     GenerationScorer,
-    HistoryLogger,
     MisconfigurationException,
     ParetoCheckpoint,
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
-    RewardShaping,
     pl,
 )
 from torch.utils.data import DataLoader, IterableDataset
@@ -142,29 +139,6 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("callback", "wrong", "right"),
-    [
-        (RewardEarlyStopping, "early_stopping_patience", "patience"),
-        (RewardEarlyStopping, "metric", "monitor"),
-        (RewardCheckpoint, "metric_for_best_model", "monitor"),
-        (RewardCheckpoint, "greater_is_better", "mode="),
-        (RewardCheckpoint, "load_best_model_at_end", r'trainer.test\(ckpt_path="best"\)'),
-        (ParetoCheckpoint, "monitor", "metrics"),
-        (ProxyGuard, "mode", "proxy_mode and held_out_mode"),
-        (GenerationScorer, "num_generations", "generations_per_prompt"),
-        (BeforeAfter, "eval_dataset", "samples"),
-        (HistoryLogger, "save_dir", "folder"),
-        (RewardCheckpoint, "every_n_epochs", r"Trainer\(check_val_every_n_epoch"),
-        (RewardShaping, "normalize", "normalise"),
-    ],
-)
-def test_a_keyword_of_another_library_names_ours(callback: type, wrong: str, right: str) -> None:
-    message = rf"{callback.__name__}\(\) has no argument '{wrong}'\. Use {right}"
-    with pytest.raises(TypeError, match=message):
-        callback(**{wrong: 1})
-
-
-@pytest.mark.parametrize(
     ("build", "argument"),
     [
         (lambda: RewardEarlyStopping("score/l", "max"), "mode"),
@@ -265,16 +239,9 @@ def test_a_stopped_run_continues_if_resumed_with_more_patience(
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: RewardEarlyStopping("v", patience="3"), "patience must be an integer, got '3'"),
         (lambda: RewardEarlyStopping("v", patience=-1), "patience must be 0 or more, got -1"),
-        (
-            lambda: RewardEarlyStopping("v", stopping_threshold="1"),
-            "stopping_threshold must be a n",
-        ),
         (lambda: RewardEarlyStopping(None), "monitor must be the key of a logged metric, got None"),
         (lambda: RewardCheckpoint(["v"]), r"monitor must be the key of a logged metric, got \['v'"),
-        (lambda: RewardCheckpoint("v", save_last="link"), "save_last must be True or False"),
-        (lambda: RewardCheckpoint("v", save_top_k=1.5), "save_top_k must be an integer, got 1.5"),
         (
             lambda: RewardCheckpoint("v", constraints={"l": 0.1}),
             r"constraints\['l'\] must be \(smallest, largest\), None for at most one, got 0.1",

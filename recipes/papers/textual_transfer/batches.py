@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.engine.batching import pad_rows
 from ctrlreward.recipes.papers.textual_transfer.paraphrases import Paraphrases
 from ctrlreward.recipes.papers.textual_transfer.vocabulary import (
@@ -60,7 +59,6 @@ class TransferBatch:
     target_lengths: Tensor
 
 
-@checked_keywords(judges="models")
 class TransferSentences(pl.LightningDataModule):
     """Sentences of two styles, their vocabulary, and batches of both by length.
 

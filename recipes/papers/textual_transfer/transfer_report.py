@@ -12,7 +12,6 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
 from ctrlreward.completion import fixed_randomness, generate
 from ctrlreward.extras import import_extra
@@ -43,7 +42,6 @@ BEST_GM, BEST_ACCURACY, LAST = "best_gm", "best_accuracy", "last"
 _SELECTED_BY = {BEST_GM: "corpus/gm", BEST_ACCURACY: "corpus/accuracy"}
 
 
-@checked_keywords(judges="scoring_models")
 class TransferReport(pl.Callback):
     """Compares the checkpoints of a run by GM, and with baselines, at the end of training.
 

@@ -118,20 +118,6 @@ def test_the_reward_is_the_weighted_sum_of_gm_and_its_components(
         assert batch.components["gm"][i] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("build", "old", "new"),
-    [
-        (transfer_reward, "judges", "scoring_models"),
-        (held_out_scorer, "judges", "scoring_models"),
-        (before_after, "report_judges", "judges"),
-    ],
-)
-def test_an_old_keyword_names_the_new_one(build, old: str, new: str) -> None:
-    message = rf"{build.__name__}\(\) has no argument '{old}'\. Use {new}"
-    with pytest.raises(TypeError, match=message):
-        build(**{old: None})
-
-
 def test_callbacks_share_their_models_and_copying_is_compared(files, scoring_models) -> None:
     watch = held_out_scorer(Sentences(files, TEMPLATE, 2), scoring_models)
     report = before_after(Sentences(files, TEMPLATE, 3), scoring_models)
