@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from ctrlreward.callbacks.lightning_internals import log_at_global_step
+from ctrlreward.callbacks.lightning_internals import log_as_before, log_at_global_step
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.items import counted
 from ctrlreward.lightning_package import (
@@ -27,7 +27,7 @@ class CallbackMixin(Callback):
     """Callback that checks the package and the strategy of the trainer.
 
     A callback that is used for a second run starts again with the state before its first, unless
-    the run resumes from a checkpoint, or the same trainer continues. The trainer of a callback logs
+    the run resumes from a checkpoint, or the same trainer continues. During a run its trainer logs
     at `trainer.global_step`: a validation has one number in every log, file name and checkpoint.
     """
 
@@ -83,6 +83,7 @@ class CallbackMixin(Callback):
                 "say. Validate more often."
             )
         self._awaits_validation = False
+        log_as_before(trainer)
         self.release()
 
     def on_exception(
@@ -96,6 +97,7 @@ class CallbackMixin(Callback):
         note = advice(trainer, exception)
         if note is not None and note not in getattr(exception, "__notes__", []):
             exception.add_note(note)
+        log_as_before(trainer)
         self.release()
 
     def needs_validation(self, trainer: Trainer, stage: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.monitoring import (
@@ -15,7 +16,8 @@ from ctrlreward.callbacks.monitoring import (
     rule_errors,
 )
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
-from ctrlreward.lightning_package import Trainer
+from ctrlreward.lightning_package import LightningModule, Trainer
+from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import BestRule
 from ctrlreward.selection.decider import KeepsBest
 
@@ -103,11 +105,27 @@ class RewardCheckpointMixin(KeepsBest, MonitorMixin, SelectingCheckpointMixin):
         return replace(super().settings(), top_k=self.save_top_k)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state. With another `dirpath`, only `best_model_path`, as in Lightning."""
-        super().load_state_dict(state_dict)
-        if self.dirpath == state_dict["dirpath"]:
-            self.decider.load(state_dict)
-            self._paths = dict(state_dict["paths"])
+        """Restore the state. `on_train_start` checks which files exist."""
+        super().load_state_dict({**state_dict, "dirpath": self.dirpath})
+        if self.dirpath != state_dict["dirpath"]:  # another folder has its own last file
+            self.last_model_path = ""
+        self.decider.load(state_dict)
+        self._paths = dict(state_dict["paths"])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget the kept files that are gone; a folder may have been moved."""
+        super().on_train_start(trainer, pl_module)
+        folders = [str(self.dirpath), os.path.dirname(trainer.ckpt_path or "")]
+        paths = on_rank_zero(lambda: {step: _found(p, folders) for step, p in self._paths.items()})
+        for step, path in paths.items():
+            if not path:
+                rank_zero_warn(f"{self._paths[step]} no longer exists and is not selected")
+        self._paths = {step: path for step, path in paths.items() if path}
+        if len(self._paths) < len(paths):
+            self.decider.state = self.rule.available(self.state, self._paths)
+            self.show_kept({}, None)
+            self.kth_best_model_path = ""
+        self._set_lightning_attributes()
 
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is among the best, and remove the ones that it replaces."""
@@ -141,3 +159,9 @@ class RewardCheckpointMixin(KeepsBest, MonitorMixin, SelectingCheckpointMixin):
         self.show_kept(kept, self._paths[best])
         self.kth_best_model_path = self._paths[worst]
         self.kth_value = self.best_k_models[self.kth_best_model_path]
+
+
+def _found(path: str, folders: Sequence[str]) -> str:
+    """Return the path if it exists, or the file of its name in a folder; "" without one."""
+    others = (os.path.join(folder, os.path.basename(path)) for folder in folders if folder)
+    return next((each for each in (path, *others) if "://" in each or os.path.exists(each)), "")

@@ -20,6 +20,8 @@ module uses a private name of Lightning, or if Lightning no longer has one of th
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,17 +41,23 @@ def log_at_global_step(trainer: Trainer) -> None:
     step that a module logs itself (`self.log("step", …)`) has priority.
     """
     connector = trainer._logger_connector
-    log_metrics = type(connector).log_metrics
+    connector.log_metrics = partial(log_metrics, connector)  # type: ignore[method-assign]
 
-    def log(metrics: dict[str, Any], step: int | None = None) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        batches, loop._batches_that_stepped = loop._batches_that_stepped, trainer.global_step
-        try:
-            log_metrics(connector, metrics, step)
-        finally:
-            loop._batches_that_stepped = batches
 
-    connector.log_metrics = log  # type: ignore[method-assign]
+def log_as_before(trainer: Trainer) -> None:
+    """Undo `log_at_global_step`; a second call changes nothing."""
+    vars(trainer._logger_connector).pop("log_metrics", None)
+
+
+def log_metrics(connector: Any, metrics: dict[str, Any], step: int | None = None) -> None:
+    """Log in place of the `log_metrics` of a trainer's connector, at `trainer.global_step`."""
+    trainer = connector.trainer
+    loop = trainer.fit_loop.epoch_loop
+    batches, loop._batches_that_stepped = loop._batches_that_stepped, trainer.global_step
+    try:
+        type(connector).log_metrics(connector, metrics, step)
+    finally:
+        loop._batches_that_stepped = batches
 
 
 def wandb_key(logger: WandbLogger, key: str) -> str:
@@ -59,6 +67,10 @@ def wandb_key(logger: WandbLogger, key: str) -> str:
 
 class CheckpointStepsMixin(ModelCheckpoint):
     """`ModelCheckpoint` with public names for saving, and hooks that run for every checkpoint."""
+
+    def writing(self, trainer: Trainer) -> AbstractContextManager[None]:
+        """Return the context in which a checkpoint is written or deleted."""
+        return nullcontext()
 
     def skips_saving(self, trainer: Trainer) -> bool:
         """Return True under `fast_dev_run`, outside of fitting, and if this step is saved."""
@@ -102,8 +114,10 @@ class CheckpointStepsMixin(ModelCheckpoint):
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         self.before_saving(trainer, filepath)
-        super()._save_checkpoint(trainer, filepath)
+        with self.writing(trainer):
+            super()._save_checkpoint(trainer, filepath)
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        super()._remove_checkpoint(trainer, filepath)
+        with self.writing(trainer):
+            super()._remove_checkpoint(trainer, filepath)
         self.after_removal(trainer, filepath)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from ctrlreward.lightning_package import (
     Trainer,
     callbacks_of,
     is_instance,
-    mixed,
     package_of,
 )
 from ctrlreward.scorers.base import Scores
@@ -70,6 +70,9 @@ class Reader:
 _REWARD_TOTALS: dict[str, Mode] = {"reward/total": "max", "reward/shaped": "max"}
 
 
+_CLASSES = {"ctrlreward.callbacks": "ctrlreward.callbacks.pytorch_lightning"}
+
+
 class RuleErrorMixin(RuntimeError, ValueError):
     """A rule rejects its settings or misses a metric, a RuntimeError as in Lightning."""
 
@@ -80,8 +83,8 @@ def rule_errors(callback: Callback) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        base = "utilities.exceptions.MisconfigurationException"
-        rule_error = mixed(RuleErrorMixin, package_of(callback), base)
+        ours = package_of(callback).ours
+        rule_error = import_module(_CLASSES.get(ours, ours)).RuleError
         raise rule_error(f"{type(callback).__name__}: {error}") from error
 
 

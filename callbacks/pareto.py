@@ -137,7 +137,7 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
         lost = on_rank_zero(lambda: [step for step in paths if not os.path.exists(paths[step])])
         for step in lost:
             rank_zero_warn(f"{paths[step]} no longer exists and leaves the Pareto front")
-        self.decider.state = self.state.without(lost)
+        self.decider.state = self.rule.available(self.state, paths.keys() - {*lost})
         self._set_lightning_attributes()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

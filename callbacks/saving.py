@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -18,12 +20,10 @@ from ctrlreward.callbacks.monitoring import DecidingMixin, ReadingMixin, read_me
 from ctrlreward.files import remove_at_once, whole_folder, write_by_ranks, write_whole
 from ctrlreward.lightning_package import (
     LightningModule,
-    TorchCheckpointIO,
     Trainer,
     averaging_callbacks,
     callbacks_of,
     is_sharded,
-    mixed,
     package_of,
 )
 from ctrlreward.ranks import on_rank_zero
@@ -53,19 +53,22 @@ def adapter_folder(checkpoint: str) -> str:
     return os.path.splitext(checkpoint)[0] + "-adapter"
 
 
-class WholeCheckpointIOMixin(TorchCheckpointIO):
+class WholeCheckpointIO:
     """Checkpoint IO that writes next to the target and then renames.
 
-    Lightning's default moves a file from the system's temporary folder, which is not atomic between
-    file systems.
+    Lightning's default, which it replaces while a checkpoint is written or deleted, moves a file
+    from the system's temporary folder, which is not atomic between file systems.
     """
+
+    def __init__(self, default: Any) -> None:
+        self._default = default
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         """Write the file. A local one is on disk when this returns."""
         if "://" in str(path) or storage_options is not None:
-            super().save_checkpoint(checkpoint, path, storage_options)
+            self._default.save_checkpoint(checkpoint, path, storage_options)
             return
         content = BytesIO()
         torch.save(checkpoint, content)
@@ -76,26 +79,36 @@ class WholeCheckpointIOMixin(TorchCheckpointIO):
         if "://" not in str(path) and Path(path).is_dir():
             remove_at_once(Path(path))
         else:
-            super().remove_checkpoint(path)
+            self._default.remove_checkpoint(path)
 
 
-def write_shards_whole(strategy: Any) -> None:
-    """Make a strategy under FSDP, which has no checkpoint IO, write next to the target and rename.
+def save_shards_whole(
+    strategy: Any, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+) -> None:
+    """Write the checkpoint of FSDP, which has no checkpoint IO, next to the target and rename."""
+    path, save = on_rank_zero(lambda: str(filepath)), type(strategy).save_checkpoint
+    if "://" in path:
+        save(strategy, checkpoint, path, storage_options)
+    else:
+        write_by_ranks(Path(path), lambda new: save(strategy, checkpoint, new, storage_options))
 
-    A second call changes nothing.
-    """
-    save = type(strategy).save_checkpoint
 
-    def save_checkpoint(
-        checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
-    ) -> None:
-        path = on_rank_zero(lambda: str(filepath))
-        if "://" in path:
-            save(strategy, checkpoint, path, storage_options)
-        else:
-            write_by_ranks(Path(path), lambda new: save(strategy, checkpoint, new, storage_options))
-
-    strategy.save_checkpoint = save_checkpoint
+@contextmanager
+def whole_files(trainer: Trainer) -> Iterator[None]:
+    """Let a trainer write local checkpoints atomically inside the context."""
+    strategy: Any = trainer.strategy
+    default = strategy.checkpoint_io
+    replaces = type(default) is package_of(trainer).load("plugins.TorchCheckpointIO")
+    if replaces:
+        strategy.checkpoint_io = WholeCheckpointIO(default)
+    if is_sharded(trainer):
+        strategy.save_checkpoint = partial(save_shards_whole, strategy)
+    try:
+        yield
+    finally:
+        if replaces:
+            strategy.checkpoint_io = default
+        vars(strategy).pop("save_checkpoint", None)
 
 
 class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
@@ -128,13 +141,8 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
         super().reset(unused)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write local checkpoints atomically; check that adapters can be written."""
+        """Check that adapters can be written."""
         super().setup(trainer, pl_module, stage)
-        package, default_io = package_of(trainer), "plugins.TorchCheckpointIO"
-        if type(trainer.strategy.checkpoint_io) is package.load(default_io):
-            trainer.strategy.checkpoint_io = mixed(WholeCheckpointIOMixin, package, default_io)()
-        if is_sharded(trainer):
-            write_shards_whole(trainer.strategy)
         if not isinstance(pl_module, AdapterExporter):
             return
         averaging = averaging_callbacks(trainer)
@@ -195,6 +203,10 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
                 f"{type(self).__name__}: {self.rule.explain(self.state)}, so best_model_path is "
                 "empty. Compare the logged values with the constraints."
             )
+
+    def writing(self, trainer: Trainer) -> AbstractContextManager[None]:
+        """Return the context in which a local checkpoint is complete or absent."""
+        return whole_files(trainer)
 
     def before_saving(self, trainer: Trainer, path: str) -> None:
         """Export the adapter first, so that an existing checkpoint always has its adapter."""

@@ -216,7 +216,7 @@ class RewardShapingMixin(ReadingMixin):
                 )
             self._weighted, self._module_beta = pl_module, pl_module.beta
         self._module = pl_module
-        pl_module.shape_rewards = partial(self._shape, trainer, pl_module)
+        pl_module.shape_rewards = self._shape
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the module's `beta` from the checkpoint, if training is resumed."""
@@ -266,18 +266,17 @@ class RewardShapingMixin(ReadingMixin):
 
     def _shape(
         self,
-        trainer: Trainer,
-        module: Any,
         samples: Samples,
         scored: RewardBatch,
         lengths: Tensor,
         baseline: bool,
     ) -> Scores:
+        module: Any = self._module
         metrics: dict[str, float] = {}
         tokens = lengths.detach().cpu().double().numpy()
         weights: dict[str, float] = {}
         if self.schedules is not None:
-            weights = self.schedules.at(trainer.global_step)
+            weights = self.schedules.at(module.trainer.global_step)
         rewards = _total(module.reward, scored, weights)
         if weights:
             metrics |= {f"weight/{name}": weight for name, weight in weights.items()}

@@ -12,6 +12,7 @@ try:
     from lightning.pytorch import Callback, LightningModule
     from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
     from lightning.pytorch.loggers import Logger
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 except ModuleNotFoundError as error:
     raise ImportError(not_installed("lightning", "ctrlreward.lightning")) from error
 
@@ -20,6 +21,7 @@ from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.judges import AUC
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
+from ctrlreward.callbacks.monitoring import RuleErrorMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.ranges import UsefulRange
 from ctrlreward.callbacks.report import BeforeAfterMixin
@@ -33,7 +35,7 @@ from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation
-from ctrlreward.policy.tuner import PolicyTunerMixin
+from ctrlreward.policy.tuner import PolicyTunerMixin, ReleaseMixin
 
 __all__ = [
     "AUC",
@@ -79,8 +81,13 @@ class ParetoCheckpoint(ParetoCheckpointMixin, ModelCheckpoint):
     __doc__ = ParetoCheckpointMixin.__doc__
 
 
+class Release(ReleaseMixin, Callback):
+    __doc__ = ReleaseMixin.__doc__
+
+
 class PolicyTuner(PolicyTunerMixin, LightningModule):
     __doc__ = PolicyTunerMixin.__doc__
+    releasing = Release
 
 
 class ProxyGuard(ProxyGuardMixin, Callback):
@@ -101,3 +108,7 @@ class RewardShaping(RewardShapingMixin, Callback):
 
 class RolloutSamples(RolloutSamplesMixin, Callback):
     __doc__ = RolloutSamplesMixin.__doc__
+
+
+class RuleError(RuleErrorMixin, MisconfigurationException):
+    __doc__ = RuleErrorMixin.__doc__

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -21,10 +20,9 @@ if TYPE_CHECKING:  # the types of one package represent both
     from pytorch_lightning.callbacks import ModelCheckpoint as ModelCheckpoint
     from pytorch_lightning.loggers import Logger as Logger
     from pytorch_lightning.loggers import WandbLogger as WandbLogger
-    from pytorch_lightning.plugins import TorchCheckpointIO as TorchCheckpointIO
 else:
     Callback = EarlyStopping = LightningModule = Logger = ModelCheckpoint = object
-    TorchCheckpointIO = Trainer = WandbLogger = object
+    Trainer = WandbLogger = object
 
 Kind = TypeVar("Kind")
 
@@ -59,13 +57,6 @@ def package_of(instance: object) -> LightningPackage:
         f"{kind.__name__} is a class of neither {PACKAGES[0].name} nor {PACKAGES[1].name}. Derive "
         "it from a class of one of them."
     )
-
-
-@cache
-def mixed(mixin: type[Any], package: LightningPackage, base: str) -> type[Any]:
-    """Return the class that mixes a mixin into a class of a package: `"callbacks.Callback"`."""
-    name = mixin.__name__.removesuffix("Mixin")
-    return type(name, (mixin, package.load(base)), {"__doc__": mixin.__doc__})
 
 
 def is_instance(instance: object, path: str) -> bool:

@@ -23,10 +23,10 @@ from ctrlreward.selection.metrics import Evidence
 class BestCheckpoint:
     """Applies the rules of a run after each validation, and names the checkpoint to keep in a file.
 
-    `<folder>/best_checkpoint.json` has `step`, `checkpoint` (a path, or null while no validation
-    met the constraints), `value`, `reason`, `stop_step` and `alarm_step`. With `keep` it names only
-    checkpoints that are on disk: if the trainer saves after it validates, `pending` is the step of
-    a better one until the next validation, or `refresh` after the last.
+    `<folder>/best_checkpoint.json` has `step`, `checkpoint` (a path, or null while no checkpoint on
+    disk met the constraints), `value`, `reason`, `stop_step` and `alarm_step`. It names only what
+    is on disk: if the trainer saves after it validates, `pending` is the step of a better one until
+    the next validation, or `refresh` after the last.
     `<folder>/metrics.jsonl` has the metrics of all validations, for `ctrlreward select`. A resumed
     run replaces rows of the same and later steps. Save as often as you validate.
 
@@ -115,17 +115,21 @@ class BestCheckpoint:
 
     def _write(self, pending: bool) -> None:
         """Write the file, and remove what is not kept; a pending checkpoint is saved later."""
-        last = self.decided[-1]
-        if self.keep is None or self.rules.best is None:
-            self._name(last)
+        last, best = self.decided[-1], self.rules.best
+        if best is not None and self.keep is not None:
+            best = replace(best, top_k=self.keep)
+        if best is None and self.rules.pareto is None:
+            self._name(None, pending=None)
             return
-        rules = RunRules(replace(self.rules.best, top_k=self.keep))
+        rules = RunRules(best, pareto=self.rules.pareto)
         seen = [each.validation for each in self.decided]  # with alarms, which are metrics
         saved = {each.step for each in seen if self._path(each.step).exists()}
         found = list(rules.replay(each for each in seen if each.step in saved))
         is_better = last.best == seen[-1].step and seen[-1].step not in saved
         chosen = found[-1] if found else None
         self._name(chosen, pending=seen[-1].step if is_better and pending else None)
+        if self.keep is None:
+            return
         kept = {chosen.best} if chosen else set()
         for each in found:
             if each.keep is not None:

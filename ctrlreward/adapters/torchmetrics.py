@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -39,6 +39,12 @@ class _ScoreMetric(Metric):
 
     is_differentiable = False
     full_state_update = False
+    __jit_unused_properties__: ClassVar = [  # torch.jit.script compiles all others
+        *Metric.__jit_unused_properties__,
+        "component",
+        "dtype",
+        "higher_is_better",
+    ]
 
     def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -76,10 +82,11 @@ class _ScoreSums(_ScoreMetric):
     one scorer therefore have equal states, and a `MetricCollection` scores each batch once.
     """
 
-    totals: Tensor
-    counts: Tensor
-    seen: Tensor
-    scorer_id: Tensor
+    if TYPE_CHECKING:  # torch.jit.script cannot read the annotations of a class as text
+        totals: Tensor
+        counts: Tensor
+        seen: Tensor
+        scorer_id: Tensor
 
     def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
         super().__init__(component, **kwargs)
@@ -196,7 +203,8 @@ class ScoreOfAll(_ScoreMetric):
         0.8
     """
 
-    records: list[Tensor] | Tensor
+    if TYPE_CHECKING:
+        records: list[Tensor] | Tensor
 
     def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
         super().__init__(component, **kwargs)

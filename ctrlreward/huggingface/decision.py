@@ -15,8 +15,10 @@ from ctrlreward.arguments import Mode
 from ctrlreward.huggingface.generation import add_to_run, as_shown, tracked_runs
 from ctrlreward.huggingface.run_state import (
     PREFIX,
+    RestoresItself,
     awaits,
     directions,
+    join_state,
     last_evaluated,
     ranges,
     read_validation,
@@ -26,6 +28,7 @@ from ctrlreward.huggingface.run_state import (
 )
 from ctrlreward.items import counted
 from ctrlreward.lightning_package import package_of
+from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 from ctrlreward.selection.alarm import LEVEL, HeldOutMode, Reference
 from ctrlreward.selection.decider import Decider, Decides, KeepsBest, KeepsFront, with_assigned
@@ -34,7 +37,7 @@ from ctrlreward.selection.metrics import Bounds, NotLogged
 log = logging.getLogger(__name__)
 
 
-class DecisionCallback(Decides, TrainerCallback):
+class DecisionCallback(RestoresItself, Decides, TrainerCallback):
     """Applies a rule of `ctrlreward.selection` once per evaluated step of training.
 
     With several evaluation sets it waits for the set that has its keys. Evaluations outside of
@@ -66,6 +69,11 @@ class DecisionCallback(Decides, TrainerCallback):
     def resume(self, step: int) -> bool:
         """Return whether a resumed run had stopped, and would stop with these settings."""
         return False
+
+    def path_of(self, args: TrainingArguments, state: TrainerState, step: int) -> Path | None:
+        """Return the folder of a checkpoint, None if it is not on disk."""
+        folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        return folder if folder.is_dir() else None
 
     def act(
         self, decision: Any, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
@@ -101,10 +109,15 @@ class DecisionCallback(Decides, TrainerCallback):
         self._training, self._missing, self.decider = True, None, Decider(self._given)
         self._evaluated, self._started, self._waited = False, state.global_step, -1
         self._save = self._stop = self._had_stopped = False
+        join_state(state, self)
         before = stored(state).get(self._key)
         if state.global_step and before is not None:
             self._begin(state, {})  # some scorers may begin later
             self.decider.load(before)
+            if self.saves and not state.is_hyper_param_search:  # whose folder is not known yet
+                path_of, seen = partial(self.path_of, args, state), self.rule.seen(self.state)
+                on_disk = on_rank_zero(lambda: [step for step in seen if path_of(step)])
+                self.decider.state = self.rule.available(self.state, on_disk)
             self._had_stopped = self.resume(state.global_step)
             control.should_training_stop |= self._had_stopped
             if self._had_stopped:
@@ -240,8 +253,9 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         level: float = 0.05,
     ) -> None:
         self.monitor, self.mode = monitor, mode
-        self._strategy: str | None = None  # the save_strategy of the trainer
+        self._strategy: SaveStrategy | None = None  # the save_strategy of the trainer
         self._folder: Path | None = None  # of the run's checkpoints
+        self._earlier: Path | None = None  # of the checkpoints of the run that this one resumes
         super().__init__(monitor, BestRule(monitor, mode, 1, constraints or {}, level))
         self.constraints = dict(self.rule.constraints)
 
@@ -252,6 +266,8 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         self._return_strategy(args)  # of a run that ended with an error in an evaluation
         is_trial = state.is_hyper_param_search  # whose folder is known when it saves
         self._folder = None if is_trial else Path(args.output_dir or ".")
+        before = state.best_model_checkpoint
+        self._earlier = None if before is None else Path(before).parent
         super().on_train_begin(args, state, control, **kwargs)
 
     def on_evaluate(
@@ -260,13 +276,16 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         """Decide; the trainer then saves, keeps and loads the selected checkpoint.
 
         After this hook the trainer compares `metric_for_best_model`. Until the next hook
-        `save_strategy` is "no", so that it tracks this metric and leaves the selection to the rule.
+        `save_strategy` equals none, so that it tracks this metric and leaves the selection to the
+        rule.
         """
         super().on_evaluate(args, state, control, **kwargs)
         if not self._training:
             return
-        if self._strategy is None and args.save_strategy != SaveStrategy.NO:
-            self._strategy, args.save_strategy = args.save_strategy, SaveStrategy.NO
+        compares = args.metric_for_best_model is not None
+        if compares and self._strategy is None and args.save_strategy != SaveStrategy.NO:
+            self._strategy = SaveStrategy(args.save_strategy)
+            args.save_strategy = equal_to_none(self._strategy)
             if self._strategy == SaveStrategy.BEST:
                 control.should_save = self._save
         self._name_selected(args, state, about_to_save=control.should_save)
@@ -308,12 +327,20 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
     ) -> None:
         """Name the selected step, and its folder if it exists or is about to."""
         best = self.selected_step
-        state.best_global_step = best
-        state.best_model_checkpoint = None
-        if best is not None and self._folder is not None:
-            folder = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{best}"
-            if folder.is_dir() or (about_to_save and best == state.global_step):
-                state.best_model_checkpoint = str(folder)
+        state.best_global_step = state.best_model_checkpoint = None
+        if best is None or self._folder is None:
+            return
+        path = self.path_of(args, state, best)
+        if about_to_save and best == state.global_step:
+            path = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{best}"
+        if path is not None:
+            state.best_global_step, state.best_model_checkpoint = best, str(path)
+
+    def path_of(self, args: TrainingArguments, state: TrainerState, step: int) -> Path | None:
+        """Return the folder of a checkpoint of this run, or of the run that it resumes."""
+        name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        found = (place / name for place in (self._folder, self._earlier) if place is not None)
+        return next((path for path in found if path.is_dir()), None)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -323,6 +350,16 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         super().on_train_end(args, state, control, **kwargs)
         last = ": the model has the weights of the last step" if self.selected_step is None else ""
         self.say(state, f"{self.reason}{last}")
+
+
+def equal_to_none(strategy: SaveStrategy) -> SaveStrategy:
+    """Return a strategy that equals no other one, but is shown, saved and copied as this one.
+
+    The trainer writes its arguments to each checkpoint before the next hook.
+    """
+    other = str.__new__(SaveStrategy, "")
+    other._name_, other._value_ = strategy.name, strategy.value
+    return other
 
 
 def _saved_in(args: TrainingArguments, step: int) -> Path:

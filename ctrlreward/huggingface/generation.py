@@ -39,7 +39,7 @@ from ctrlreward.held_out import (
     HeldOutScores,
     prompts_digest,
 )
-from ctrlreward.huggingface.run_state import PREFIX, scorers
+from ctrlreward.huggingface.run_state import PREFIX, RestoresItself, join_state, scorers
 from ctrlreward.models.tokenization import before_space
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
 from ctrlreward.samples import Samples, SamplesLike, parse_conversation, table_of
@@ -52,7 +52,7 @@ from ctrlreward.text.chats import as_prompt, plain_text
 log = logging.getLogger(__name__)
 
 
-class GenerationScorer(HeldOutScorer, TrainerCallback):
+class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
     """Generates from held-out prompts at evaluation, scores the texts and logs the mean scores.
 
     Logs `eval_<name>/<score>` and the other metrics of `HeldOutScorer` to all loggers in
@@ -137,6 +137,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         callbacks.insert(alike.index(self), self)
         if args.eval_strategy == IntervalStrategy.NO:
             log.warning("GenerationScorer scores at evaluations, but eval_strategy is 'no'")
+        join_state(state, self)
         entry = scorers(state).setdefault(
             self.name, {"step": -1, "evaluations": 0, "by_prompt": {}}
         )

@@ -1,9 +1,10 @@
 """State of the callbacks in `TrainerState`, and the metrics that the rules read from it.
 
 `TrainerState.stateful_callbacks` is written to the `trainer_state.json` of each checkpoint and
-restored from it. Under one key of it, `GenerationScorer` leaves its scores by prompt, and each rule
+restored from it. In one entry of it, `GenerationScorer` leaves its scores by prompt, and each rule
 its state, so that callbacks find each other without the trainer and a resumed run decides as an
-uninterrupted one. (`ExportableState` would make a new callback from JSON, without scorers.)
+uninterrupted one. The entry has the name of a callback's class, as transformers expects. (An
+`ExportableState` would be replaced by a new callback from JSON, without scorers.)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
-from transformers import TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from ctrlreward.arguments import Mode, better_direction
@@ -25,6 +26,7 @@ from ctrlreward.scorers.base import Scores
 from ctrlreward.selection.decider import stale_keys
 
 PREFIX = "eval_"
+_OURS = "ctrlreward"
 _FOLD = "_ctrlreward_last_logged"
 _RULES = "_ctrlreward_rules"
 
@@ -32,11 +34,35 @@ _RULES = "_ctrlreward_rules"
 _AS_UNDER_LIGHTNING = {"reward": "reward/total", "kl": "policy/kl", "entropy": "policy/entropy"}
 
 
+class Restored(TrainerCallback):
+    """Does nothing, in place of a second callback that would restore the same state."""
+
+
+class RestoresItself:
+    """Callback that reads its state from the trainer's when training begins.
+
+    With `restore_callback_states_from_checkpoint` a trainer makes a new callback from the arguments
+    in a checkpoint and removes the one of its class. From ours it makes a `Restored`.
+    """
+
+    def __new__(cls, *_: object, restored: bool = False, **__: object) -> Any:  # noqa: D102
+        return Restored() if restored else super().__new__(cls)
+
+
+def join_state(state: TrainerState, callback: RestoresItself) -> None:
+    """Give a callback an entry in the trainer's state; the first one has the data of all."""
+    callbacks = cast(dict[str, Any], state.stateful_callbacks)  # a list only in its constructor
+    first = {"args": {"restored": True}, "attributes": {}, _OURS: {}}
+    has_data = any(_OURS in each for each in callbacks.values())
+    callbacks.setdefault(type(callback).__name__, [] if has_data else first)
+
+
 def stored(state: TrainerState) -> dict[str, Any]:
     """Return the plain data that the callbacks keep in the trainer's state."""
-    callbacks = cast(dict[str, Any], state.stateful_callbacks)  # a list only in its constructor
-    kept: dict[str, Any] = callbacks.setdefault("ctrlreward", {})
-    return kept
+    callbacks = cast(dict[str, Any], state.stateful_callbacks)
+    entries = (each for each in callbacks.values() if isinstance(each, dict) and _OURS in each)
+    found: dict[str, Any] = next(entries, {_OURS: {}})[_OURS]
+    return found
 
 
 def rules_of(state: TrainerState) -> dict[str, object]:

@@ -23,7 +23,6 @@ from ctrlreward.lightning_package import (
     Trainer,
     check_whole_model,
     misconfigured,
-    mixed,
     package_of,
 )
 from ctrlreward.placement import shared_device
@@ -40,17 +39,17 @@ from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.prompts import Prompt, check_beginnings, read_batch
 from ctrlreward.policy.rollouts import Generation, Rollout, log_probs
 from ctrlreward.ranks import fail_together, gather_values, on_every_rank
-from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
+from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores
 
 _STEPS_WITHOUT_SIGNAL = 3  # before a warning
 
 
-class _ReleaseMixin(Callback):
+class ReleaseMixin(Callback):
     """Frees a reward when training fails: Lightning calls `on_exception` only on callbacks."""
 
-    def __init__(self, reward: Reward) -> None:
+    def __init__(self, reward: AnyReward) -> None:
         super().__init__()
         self.reward = reward
 
@@ -116,6 +115,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         'grpo'
     """
 
+    releasing: type[ReleaseMixin]  # of the package
+
     def __init__(
         self,
         model: str,
@@ -147,7 +148,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return a callback that frees the reward's models when training fails."""
-        return [mixed(_ReleaseMixin, package_of(self), "callbacks.Callback")(self.reward)]
+        return [self.releasing(self.reward)]
 
     def setup(self, stage: str) -> None:
         """Check that the strategy keeps the model whole, and that no scorer shares a device."""

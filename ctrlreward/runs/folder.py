@@ -301,8 +301,9 @@ def _reported(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 def _declared(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield what each `GenerationScorer` wrote to `trainer_state.json`."""
-    ours = as_mapping(as_mapping(state.get("stateful_callbacks")).get("ctrlreward"))
-    yield from as_mapping(ours.get("scores")).values()
+    for entry in as_mapping(state.get("stateful_callbacks")).values():
+        ours = as_mapping(as_mapping(entry).get("ctrlreward"))
+        yield from as_mapping(ours.get("scores")).values()
 
 
 def as_mapping(value: object) -> dict[str, Any]:

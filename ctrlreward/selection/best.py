@@ -185,6 +185,24 @@ class BestRule:
         """Return the step of the best checkpoint, None if none is kept."""
         return max(state.kept, key=self._gain_of(state), default=None)
 
+    def seen(self, state: BestState) -> list[int]:
+        """Return the steps of the candidates so far."""
+        return list(state.candidates)
+
+    def available(self, state: BestState, steps: Collection[int]) -> BestState:
+        """Return the state without checkpoints that are no longer among `steps`, those on disk.
+
+        If one that was kept is lost, the best of the others on disk replace it.
+        """
+        lost = state.kept.keys() - {*steps}
+        if not lost:
+            return state
+        left = {step: each for step, each in state.candidates.items() if step not in lost}
+        state = replace(state, candidates=left, kept={})
+        for step in sorted(left.keys() & {*steps}):
+            state, _ = self._keep(state, step, left[step].metrics[self.monitor])
+        return state
+
     def worst(self, state: BestState) -> int | None:
         """Return the step that would be dropped first, None if none is kept."""
         return min(state.kept, key=self._gain_of(state), default=None)
@@ -231,17 +249,11 @@ class BestRule:
 
     def _rank(self, state: BestState, now: Validation) -> tuple[BestState, KeepDecision]:
         step, score = now.step, now.metrics[self.monitor]
-        rivals = {other: value for other, value in state.kept.items() if other != step}
         seen = {other: value for other, value in state.candidates.items() if other != step}
         leader = self._leader(seen)
         difference = None if leader is None else self._difference(state, leader, now)
-        # First of equals, so that a new score has to be better than an older one.
-        state = replace(state, kept={step: score, **rivals}, candidates={**seen, step: now})
-        worst_first = sorted(state.kept, key=self._gain_of(state))
-        excess = 0 if self.top_k == -1 else max(0, len(worst_first) - self.top_k)
-        gone = worst_first[:excess]
+        new, gone = self._keep(replace(state, candidates={**seen, step: now}), step, score)
         keep, dropped = step not in gone, tuple(s for s in gone if s != step)
-        kept = {s: value for s, value in {**rivals, step: score}.items() if s not in gone}
         reason = f"{self.monitor} is {score:.4f}"
         if leader is not None and difference is not None:
             told = "distinguishable" if difference.distinguishable else "not distinguishable"
@@ -253,8 +265,18 @@ class BestRule:
             reason += f", not among the best {self.top_k}"
         elif self.top_k != -1:
             reason += f", among the best {self.top_k}"
-        new = replace(state, kept=kept)
         return new, KeepDecision(keep, dropped, reason, difference=difference)
+
+    def _keep(self, state: BestState, step: int, score: float) -> tuple[BestState, list[int]]:
+        """Return the state that keeps a candidate if it is among the best, and what is not kept."""
+        rivals = {other: value for other, value in state.kept.items() if other != step}
+        # First of equals, so that a new score has to be better than an older one.
+        state = replace(state, kept={step: score, **rivals})
+        worst_first = sorted(state.kept, key=self._gain_of(state))
+        excess = 0 if self.top_k == -1 else max(0, len(worst_first) - self.top_k)
+        gone = worst_first[:excess]
+        kept = {s: value for s, value in {**rivals, step: score}.items() if s not in gone}
+        return replace(state, kept=kept), gone
 
     def _leader(self, candidates: Mapping[int, Validation]) -> Validation | None:
         """Return the candidate with the best score, the oldest of equals."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -31,20 +31,10 @@ class ParetoState(State):
     Attributes:
         kept: Checkpoints on the front, oldest first.
         pruned: Dominated checkpoints.
-
-    Examples:
-        >>> ParetoState(kept={100: (0.5, 40.0), 200: (0.4, 30.0)}).without([100]).kept
-        {200: (0.4, 30.0)}
     """
 
     kept: Points = field(default_factory=dict)
     pruned: Points = field(default_factory=dict)
-
-    def without(self, steps: Iterable[int]) -> ParetoState:
-        """Return the state without these checkpoints of the front, for example deleted files."""
-        gone = set(steps)
-        kept = {step: values for step, values in self.kept.items() if step not in gone}
-        return ParetoState(kept, self.pruned)
 
 
 @dataclass(frozen=True)
@@ -135,6 +125,36 @@ class ParetoRule:
         reason = f"{shown}: {'on the front' if step in kept else 'dominated'}"
         new = ParetoState(kept, {**state.pruned, **pruned})
         return new, KeepDecision(step in kept, dropped, reason)
+
+    def seen(self, state: ParetoState) -> list[int]:
+        """Return the steps of the checkpoints judged so far."""
+        return sorted({*state.kept, *state.pruned})
+
+    def available(self, state: ParetoState, steps: Collection[int]) -> ParetoState:
+        """Return the state without checkpoints of the front that are not among `steps`.
+
+        Those on disk that only these dominated return to the front.
+
+        Examples:
+            >>> rule = ParetoRule({"sim": "max", "perplexity": "min"})
+            >>> state = ParetoState({100: (0.5, 40.0), 200: (0.4, 30.0)}, {50: (0.4, 45.0)})
+            >>> rule.available(state, [50, 100]).kept, rule.available(state, [50, 200]).kept
+            ({100: (0.5, 40.0)}, {200: (0.4, 30.0)})
+            >>> rule.available(state, [50]).kept
+            {50: (0.4, 45.0)}
+        """
+        lost = state.kept.keys() - {*steps}
+        if not lost:
+            return state
+        judged = sorted({**state.pruned, **state.kept}.items())
+        points = {step: point for step, point in judged if step in steps}
+        if not points:
+            return ParetoState({}, state.pruned)
+        modes = [mode or "max" for mode in self.metrics.values()]
+        on_front = non_dominated(list(points.values()), modes)
+        kept = {s: points[s] for s, on in zip(points, on_front, strict=True) if on}
+        pruned = {s: point for s, point in state.pruned.items() if s not in kept}
+        return ParetoState(kept, pruned)
 
     def best(self, state: ParetoState) -> int | None:
         """Return the step of the front with the best first metric, None if the front is empty."""

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from ctrlreward.adapters.best_checkpoint import BestCheckpoint
-from ctrlreward.selection import AlarmRule, BestRule, RunRules, StopRule
+from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, RunRules, StopRule
 
 ROWS = [(10, 0.2, 0.5), (20, 0.4, 0.75), (30, 0.6, 0.625), (40, 0.9, 0.25), (50, 0.5, 0.75)]
+ALARM = AlarmRule("reward", "acc", held_out_mode="max")
 RULES = RunRules(
     BestRule("reward", constraints={"acc": (0.5, None)}), StopRule("reward", patience=1)
 )
@@ -34,6 +35,8 @@ def test_the_file_names_the_checkpoint_to_keep(tmp_path: Path) -> None:
     kept = []
     for step, reward, accuracy in ROWS:
         decided = best_checkpoint(step, metrics(reward, accuracy))
+        (tmp_path / f"global_step_{step}").mkdir()
+        best_checkpoint.refresh()
         kept.append((decided.best, decided.stopped, named(tmp_path)["step"]))
     assert kept == [
         (10, False, 10), (20, False, 20), (30, False, 30), (30, False, 30), (30, True, 30),
@@ -43,8 +46,36 @@ def test_the_file_names_the_checkpoint_to_keep(tmp_path: Path) -> None:
     assert (content["value"], content["stop_step"], content["alarm_step"]) == (0.6, 50, None)
 
 
+def test_a_validation_before_training_has_no_checkpoint_to_name(tmp_path: Path) -> None:
+    best_checkpoint = BestCheckpoint(tmp_path, RULES)
+    assert best_checkpoint(0, metrics(0.9, 0.9)).best == 0
+    assert named(tmp_path)["step"] is named(tmp_path)["checkpoint"] is None
+    best_checkpoint(10, metrics(0.2, 0.5))
+    (tmp_path / "global_step_10").mkdir()
+    best_checkpoint(20, metrics(0.1, 0.5))
+    content = named(tmp_path)
+    assert (content["step"], content["value"], content["pending"]) == (10, 0.2, None)
+    assert content["checkpoint"] == str(tmp_path / "global_step_10")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [RunRules(pareto=ParetoRule({"reward": "max", "acc": "max"})), RunRules(alarm=ALARM)],
+)
+def test_a_front_is_chosen_from_on_disk_and_no_rule_names_none(
+    tmp_path: Path, rules: RunRules
+) -> None:
+    best_checkpoint = BestCheckpoint(tmp_path, rules)
+    for step, reward in ((0, 0.9), (10, 0.5), (20, 0.6)):
+        best_checkpoint(step, metrics(reward, 0.5))
+    (tmp_path / "global_step_10").mkdir()
+    best_checkpoint.refresh()
+    assert named(tmp_path)["step"] == (10 if rules.pareto else None)
+
+
 def test_a_resumed_run_decides_as_an_uncut_one(tmp_path: Path) -> None:
     for place in (tmp_path / "uncut", tmp_path / "cut"):
+        (place / "global_step_30").mkdir(parents=True)
         best_checkpoint = BestCheckpoint(place, RULES)
         for step, reward, accuracy in ROWS[:4]:
             best_checkpoint(step, metrics(reward, accuracy))
@@ -74,6 +105,8 @@ def test_scores_by_prompt_raise_the_alarm(tmp_path: Path) -> None:
         row = quality + 0.1 * rng.normal(size=24)
         values = {"reward": 1 - quality, "quality": float(row.mean())}
         best_checkpoint(step, values, {"quality": row})
+        (tmp_path / "_actor" / f"global_step{step}").mkdir(parents=True)
+    best_checkpoint.refresh()
     assert named(tmp_path)["alarm_step"] in (20, 30)
     assert named(tmp_path)["checkpoint"] == str(tmp_path / "_actor" / "global_step30")
 

@@ -247,3 +247,11 @@ def test_keywords_of_torchmetrics_and_plot(letters) -> None:
     assert list(axes.lines[0].get_ydata()) == [2.0]
     with pytest.raises(ValueError, match=r"or FunctionScorer\(function, pointwise=True\)"):
         ScoreMean(lambda texts: [0.0])
+
+
+@pytest.mark.parametrize("kind", [ScoreMean, FailRate, ScoreOfAll])
+def test_a_module_that_has_a_metric_scripts(kind: type) -> None:
+    module = torch.nn.Linear(1, 1)
+    module.metric = kind(FunctionScorer(lambda texts: [1.0 for _ in texts], pointwise=True))
+    scripted = torch.jit.script(module)
+    assert torch.equal(scripted(torch.ones(1)), module(torch.ones(1)))

@@ -197,3 +197,28 @@ def test_callbacks_of_lightning_find_their_metric_when_a_run_resumes(
     keeper, trainer = run(3, ckpt_path="last")  # as an epoch ends, before it is validated again
     assert (keeper.state, keeper.best_model_path) == (whole.state, whole.best_model_path)
     assert trainer.current_epoch == 3
+
+
+@pytest.mark.lightning
+@pytest.mark.parametrize("fate", ["stays", "moved", "lost"])
+def test_a_run_resumed_in_another_folder_names_what_is_on_disk(
+    fit, counter, watch, tmp_path: Path, fate: str
+) -> None:
+    """The best file of the interrupted run still competes, unless it is gone."""
+    values = [0.0, 0.9, 0.5, 0.7, 0.3]
+    first = RewardCheckpoint("score/v", dirpath=str(tmp_path / "first"), save_top_k=2)
+    fit(counter(), [first, watch(values)], max_steps=2)
+    place = tmp_path / "first"
+    if fate == "moved":
+        place = place.rename(tmp_path / "moved")
+    elif fate == "lost":
+        Path(first.best_model_path).unlink()
+    second = RewardCheckpoint("score/v", dirpath=str(tmp_path / "second"), save_top_k=2)
+    last = place / "last.ckpt"
+    fit(counter(), [second, watch(values)], max_steps=4, ckpt_path=str(last))
+    assert Path(second.best_model_path).is_file()
+    loaded = torch.load(second.best_model_path, weights_only=True)
+    assert loaded["global_step"] == second.selected_step == (3 if fate == "lost" else 1)
+    assert set(second.state.kept) == ({2, 3} if fate == "lost" else {1, 3})
+    assert all(Path(path).is_file() for path in second.best_k_models)
+    assert "step=000002-v=0.500.ckpt" in names(place)  # never removed by another run

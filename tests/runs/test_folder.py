@@ -60,7 +60,9 @@ def test_keys_of_transformers_have_their_evidence(tmp_path: Path) -> None:
     state = {
         "log_history": [{"step": 3, "eval_score/own": 0.5}],
         "stateful_callbacks": {
-            "ctrlreward": {"scores": {"score": {"modes": {"score/own": "min"}}}}
+            "GenerationScorer": {
+                "ctrlreward": {"scores": {"score": {"modes": {"score/own": "min"}}}}
+            }
         },
     }
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))

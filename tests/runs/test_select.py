@@ -198,7 +198,7 @@ def test_mistakes(folder: Path, select: Any, options: tuple[str, ...], message: 
 def test_a_declared_direction_is_not_contradicted(select: Any, tmp_path: Path) -> None:
     modes = {"scores": {"score": {"modes": {"score/pp": "min"}}}}
     state = {"log_history": [{"step": 3, "eval_score/pp": 0.5}],
-             "stateful_callbacks": {"ctrlreward": modes}}  # fmt: skip
+             "stateful_callbacks": {"ProxyGuard": {"ctrlreward": modes}}}  # fmt: skip
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     status, _, err = select(tmp_path, "--maximise", "score/pp")
     assert status == 2

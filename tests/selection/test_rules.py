@@ -394,8 +394,32 @@ def test_reasons_of_a_front() -> None:
 
 
 def test_a_point_without_its_file_leaves_the_front() -> None:
-    state = ParetoState({1: (0.0, 1.0), 2: (1.0, 0.0)}, {3: (0.0, 0.0)})
-    assert state.without([1, 3]) == ParetoState({2: (1.0, 0.0)}, {3: (0.0, 0.0)})
+    rule = ParetoRule({"x": "max", "y": "max"})
+    state = ParetoState({1: (0.0, 1.0), 2: (1.0, 0.0)}, {3: (0.0, 0.5), 4: (0.5, 0.0)})
+    assert rule.available(state, [1, 2]) is state
+    assert rule.available(state, [2]) == ParetoState({2: (1.0, 0.0)}, state.pruned)
+    # 3 was dominated by 1 alone, 4 by 2.
+    returned = rule.available(state, [2, 3, 4])
+    assert returned == ParetoState({2: (1.0, 0.0), 3: (0.0, 0.5)}, {4: (0.5, 0.0)})
+    assert rule.available(state, []) == ParetoState({}, state.pruned)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 3), st.data())
+def test_without_a_lost_checkpoint_the_others_are_kept_as_if_it_had_not_been(
+    scores: list[int], top_k: int, data: st.DataObject
+) -> None:
+    rule = BestRule("x", top_k=top_k)
+    state = rule.start()
+    for step, score in enumerate(scores):
+        state, _ = rule.update(state, step, {"x": float(score)})
+    lost = data.draw(st.sets(st.sampled_from(sorted(state.kept)), min_size=1))
+    without = rule.start()
+    for step, score in enumerate(scores):
+        if step not in lost:
+            without, _ = rule.update(without, step, {"x": float(score)})
+    found = rule.available(state, {*range(len(scores))} - lost)
+    assert (found.kept, found.candidates) == (without.kept, without.candidates)
+    assert rule.available(state, state.kept) is state
 
 
 # Alarm
