@@ -109,9 +109,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         name: str = "score",
         table_rows: int = 16,
         seed: int = 0,
-        decoding_cv: bool = False,
     ) -> None:
-        super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv)
+        super().__init__(scores, samples, generations_per_prompt, name, seed)
         self.every_n_validations = positive("every_n_validations", every_n_validations)
         self.table_rows = positive("table_rows", table_rows)
         self.has_new_scores = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,6 @@ import numpy as np
 
 from ctrlreward.arguments import inner_path, kind_of, positive
 from ctrlreward.completion import Generator, generate_across_ranks
-from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import (
     PromptScores,
@@ -39,7 +37,6 @@ FAIL_RATE = "fail_rate"
 TABLE = "samples"
 SCORED_STEP = "scored_step"
 CORPUS = "corpus"
-CV = "cv"
 
 
 class HeldOutScores(NamedTuple):
@@ -72,8 +69,6 @@ class HeldOutScorer:
         generations_per_prompt: Completions per prompt.
         name: Prefix of each key.
         seed: Seed of the generation.
-        decoding_cv: Return `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
-            first, second, … completions of all prompts.
 
     Attributes:
         by_prompt: Key → last scores of each prompt's completions, shape (prompts,
@@ -104,7 +99,6 @@ class HeldOutScorer:
         generations_per_prompt: int = 1,
         name: str = "score",
         seed: int = 0,
-        decoding_cv: bool = False,
     ) -> None:
         super().__init__()  # a callback also inherits from another class
         self.components = components_by_name(scores)
@@ -116,12 +110,6 @@ class HeldOutScorer:
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.name = inner_path("name", name)
         self.seed = seed
-        self.decoding_cv = decoding_cv
-        if decoding_cv and generations_per_prompt < 2:
-            raise ValueError(
-                "generations_per_prompt must be 2 or more for decoding_cv, which compares the "
-                f"completions of a prompt, got {generations_per_prompt}"
-            )
         self._repeats = generations_per_prompt  # 1 in a trial run of a callback
         self.by_prompt: dict[str, Scores] = {}
         self.resolutions: dict[str, Resolution] = {}
@@ -204,8 +192,6 @@ class HeldOutScorer:
         tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
         tables |= {key: row[:, None] for key, row in jackknifed.items()}
         values = mean_scores(shown) | corpus
-        if self.decoding_cv:
-            values |= self._decoding_cvs(tables)
         named = {f"{self.name}/{key}": float(value) for key, value in values.items()}
         by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
         return HeldOutScores(shown, reasons, named, by_prompt)
@@ -265,17 +251,6 @@ class HeldOutScorer:
             jackknifed[name] = jackknife_values(values[name], left_out)
         return values, jackknifed
 
-    def _decoding_cvs(self, tables: Mapping[str, Scores]) -> dict[str, float]:
-        """Return CV*; the j-th completions of all prompts are one decoding (Belz et al. 2022)."""
-        cvs = {}
-        for key, table in tables.items():
-            if table.shape[1] > 1:
-                means = valid_row_means(table.T).tolist()
-                # It is undefined for means of both signs or means of 0.
-                defined = min(means) > 0 or max(means) < 0
-                cvs[f"{CV}/{key}"] = cv_star(means) if defined else math.nan
-        return cvs
-
     def _jackknifed_groups(
         self, grouped: Mapping[str, Component], samples: Samples, scores: Mapping[str, Scores]
     ) -> dict[str, Scores]:
@@ -308,7 +283,7 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
     for key in scores:
         if not isinstance(key, str):
             raise TypeError(f"the keys of scores must be names, got {key!r}")
-        if key in (FAIL_RATE, TABLE, SCORED_STEP) or key.startswith((f"{CORPUS}/", f"{CV}/")):
+        if key in (FAIL_RATE, TABLE, SCORED_STEP) or key.startswith(f"{CORPUS}/"):
             raise ValueError(
                 f"scores has the key {key!r}, which the callback logs itself. Rename it."
             )

@@ -520,12 +520,6 @@ def decisions() -> None:
 def formulas() -> None:
     gm: Floats = functional.adjusted_gm([0.9], np.array([0.8]), 50.0)
     assert gm.shape == (1,)
-    one = np.ones(2)
-    sentences = functional.SentenceScores(one, np.array([0.8, 0.9]), -one, one)
-    gained: dict[str, functional.Estimate] = functional.paired_transfer_bootstrap(
-        sentences, sentences, confidence=0.9
-    )
-    assert gained["gm"].high == 0
     table = {"sim": {"A": 0.5, "B": 0.6}}
     assert functional.compare_tables([table, table]).mean_cv_star == 0
     assert functional.correlate([1, 2, 3], [1, 2, 4]).n == 3

@@ -8,11 +8,10 @@ from ctrlreward.functional.frequency import inverse_document_frequency, inverse_
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
 from ctrlreward.functional.reproducibility import compare_tables
-from ctrlreward.functional.transfer import SentenceScores, adjusted_gm, paired_transfer_bootstrap
+from ctrlreward.functional.transfer import adjusted_gm
 
 __all__ = [
     "Estimate",
-    "SentenceScores",
     "adjusted_gm",
     "auc",
     "compare_tables",
@@ -27,5 +26,4 @@ __all__ = [
     "non_dominated",
     "paired_auc_bootstrap",
     "paired_bootstrap",
-    "paired_transfer_bootstrap",
 ]

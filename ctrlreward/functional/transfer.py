@@ -8,8 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.functional.bootstrap import Estimate, bootstrap
-
 Floats = npt.NDArray[np.float64]
 
 # t1 to t4 of Pang & Gimpel (2019), fitted to human preferences between transferred sentences.
@@ -134,42 +132,6 @@ def weighted_transfer(
         pp = np.exp(-(weights @ (log_likelihood * tokens)) / (weights @ tokens))
     gm = adjusted_gm(acc, sim, pp, thresholds)
     return {"accuracy": acc, "similarity": sim, "perplexity": pp, "gm": gm}
-
-
-def paired_transfer_bootstrap(
-    before: SentenceScores,
-    after: SentenceScores,
-    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> dict[str, Estimate]:
-    """Return the differences of two systems' corpus figures, after - before, with intervals.
-
-    Source sentences, two or more and the same for both systems, are drawn with replacement. The
-    intervals are percentile intervals (Efron and Tibshirani, 1993, ch. 13); `confidence`,
-    `resamples`, `seed` and errors are as in `paired_bootstrap`. Estimates of `accuracy`,
-    `similarity`, `perplexity` (lower is better) and `gm`, by `thresholds`; NaN where a system has
-    no valid sentence.
-
-    Examples:
-        >>> one, x = np.ones(3), np.array([0.6, 0.7, 0.8])
-        >>> a, b = (SentenceScores(one, sim, -one, one) for sim in (x, x + 0.1))
-        >>> round(paired_transfer_bootstrap(a, b)["similarity"].value, 3)
-        0.1
-    """
-    n = len(before.accuracy)
-    if n < 2 or {len(column) for column in (*before, *after)} != {n}:
-        raise ValueError(
-            "before and after must be the same sentences, two or more, each with all scores, got "
-            f"{n} and {len(after.accuracy)}"
-        )
-
-    def gains(weights: Floats) -> Mapping[str, Floats]:
-        first, second = (weighted_transfer(side, weights, thresholds) for side in (before, after))
-        return {name: second[name] - first[name] for name in first}
-
-    return bootstrap(gains, np.arange(n), confidence, resamples, seed)
 
 
 def _in_range(

@@ -103,13 +103,10 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         generation: GenerationConfig | Mapping[str, Any] | None = None,
         table_rows: int = 16,
         seed: int = 0,
-        decoding_cv: bool = False,
     ) -> None:
         check_trainer(trainer, self)
         prompts = prompts_as_texts(trainer, samples)
-        super().__init__(
-            *(scores, prompts.samples, generations_per_prompt, name, seed, decoding_cv)
-        )
+        super().__init__(*(scores, prompts.samples, generations_per_prompt, name, seed))
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)
         self.table_rows = positive("table_rows", table_rows)

@@ -243,14 +243,13 @@ def test_a_run_without_validation_is_rejected(fit, counter, watch) -> None:
         ({"scores": {"v": "value"}}, r"scores\['v'\] is a str"),
         *(
             ({"scores": {name: len}}, f"the key '{name}', which the callback logs itself")
-            for name in ("fail_rate", "corpus/gm", "cv/x")
+            for name in ("fail_rate", "corpus/gm")
         ),
         ({"samples": Samples(texts=[])}, "samples is empty"),
         *(
             ({name: 0}, f"{name} must be positive, got 0")
             for name in ("every_n_validations", "generations_per_prompt", "table_rows")
         ),
-        ({"decoding_cv": True}, "generations_per_prompt must be 2 or more for decoding_cv"),
     ],
 )
 def test_bad_arguments(changes, message, held_out) -> None:

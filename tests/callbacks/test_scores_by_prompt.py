@@ -1,4 +1,4 @@
-"""Values of each prompt: means, jackknife values by brute force, CV* and resolution."""
+"""Values of each prompt: means, jackknife values by brute force, and resolution."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, pl
+from lightning_choice import GenerationScorer, RewardCheckpoint, pl
 
 from ctrlreward import CorpusFold, Distinct, Samples
 from ctrlreward.callbacks.report import run_facts
-from ctrlreward.files import JsonLog
-from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.sequential import resolution
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
@@ -155,17 +153,6 @@ def test_texts_are_written_before_groups_are_scored_again(fit, writer) -> None:
     with pytest.raises(RuntimeError, match="scored again"):
         fit(writer, [scorer], max_steps=1)
     assert len(read_rows(scorer, 1)) == 8
-
-
-def test_cv_of_decodings_is_that_of_the_paper(fit, writer, tmp_path) -> None:
-    scores = {"letters": Counts()["letters"]}
-    scorer = GenerationScorer(scores, PROMPTS, generations_per_prompt=2, decoding_cv=True)
-    logger = HistoryLogger(str(tmp_path))
-    fit(writer, [scorer], max_steps=1, logger=logger)
-    rows = JsonLog(logger.path).read()
-    logged = [row["score/cv/letters"] for row in rows if "score/letters" in row]
-    expected = cv_star(list(np.nanmean(scorer.by_prompt["score/letters"], axis=0)))
-    assert logged == pytest.approx([expected])
 
 
 def test_resolution_is_logged_after_the_second_validation(
