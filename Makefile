@@ -42,12 +42,11 @@ soak: export OMP_NUM_THREADS ?= 1
 soak: $(DEV)  ## run the tests that take minutes: faults, hostile input
 	$(PYTEST) -m soak $(ARGS)
 
-lint: $(DEV)  ## ruff, mypy, and assertions that can't fail
+lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --package ctrlreward
 	$(BIN)/mypy tests/users_file.py
-	$(BIN)/python tests/vacuous_assertions.py tests
 
 # Warnings are errors: a link that leads nowhere, a page without a line in docs/index.md.
 docs: $(DOCS)  ## build the site into build/docs
