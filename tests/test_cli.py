@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +26,7 @@ from ctrlreward.callbacks import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
-from ctrlreward.cli import USAGE, main
+from ctrlreward.cli import main
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import build, run_folders
 from ctrlreward.plots.curves import curve
@@ -100,117 +98,7 @@ def test_a_run_that_sigterm_ended_exits_with_143(
     assert exit.value.code == 143
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (EOFError(), "/last.ckpt is damaged or was cut off at 0 bytes. Resume from another check"),
-        (wandb.errors.UsageError("No API key."), "Weights & Biases did not start a run. Set WANDB"),
-        (OSError(28, "No space left on device", "runs/demo/x.ckpt"), "[Errno 28] No space left on"),
-    ],
-)
-def test_an_error_of_files_or_of_wandb_is_one_line(
-    error: Exception,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fails: Callable[..., str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    if isinstance(error, OSError):
-        error.add_note("What was written before is whole: free space, or write elsewhere.")
-
-    def fit(trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        if isinstance(error, EOFError):  # of torch.load
-            trainer.ckpt_path = str(tmp_path / "last.ckpt")
-            (tmp_path / "last.ckpt").touch()
-        raise error
-
-    monkeypatch.setattr(pl.Trainer, "fit", fit)
-    *_, last = fails("train", "--config", str(DEMO)).splitlines()
-    assert last.startswith("error: ")
-    assert message in last
-
-
 # Usage
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], ""),
-        (["scor"], "error: No such command: 'scor' (did you mean score?)"),
-        (["meta_evl", "rated"], "error: No such command: 'meta_evl' (did you mean meta-eval?)"),
-        (["7"], "error: No such command: '7'"),
-        (["--config", "file.yaml"], "error: No such command: '--config'"),
-    ],
-)
-def test_an_unknown_command(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit:
-        main(arguments)
-    assert exit.value.code == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.removeprefix(USAGE).strip() == message
-
-
-@pytest.mark.parametrize(
-    ("option", "printed"),
-    [
-        *((option, USAGE) for option in ("-h", "--help", "help")),
-        ("--version", f"ctrlreward {version('ctrlreward')}"),
-    ],
-)
-def test_help_and_version(option: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main([option])
-    assert capsys.readouterr().out == f"{printed}\n"
-
-
-def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["help", "recipes"])
-    assert capsys.readouterr().out.startswith("usage: ctrlreward recipes ")
-
-
-def test_an_interruption_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(arguments: list[str]) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ctrlreward.jobs.recipes.run", interrupted)
-    with pytest.raises(SystemExit, match="130"):
-        main(["recipes"])
-    assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_a_pipe_that_is_read_no_further_is_no_error() -> None:
-    code = "from ctrlreward.cli import main; main(['recipes', 'ls'])"
-    program = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert program.stdout is not None
-    program.stdout.close()
-    assert program.communicate()[1] == b""
-    assert program.returncode == 141
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "error: the configuration is missing: ctrlreward train "),
-        (["none.yaml"], "error: No such file: none.yaml\n"),
-    ],
-)
-@pytest.mark.usefixtures("nothing_loaded")
-def test_a_training_job_needs_a_configuration(
-    arguments: list[str], message: str, fails: Callable[..., str]
-) -> None:
-    printed = fails("train", *arguments)
-    assert message in printed
-    assert len(printed.splitlines()) == 1
 
 
 # A run that is killed and resumed
@@ -334,24 +222,6 @@ def test_resumes_from_the_last_checkpoint(resumed: Resumed) -> None:
     kept = [row for row in resumed.killed if row["step"] <= 4]  # later steps were repeated
     assert resumed.history[: len(kept)] == kept
     assert resumed.last["global_step"] == 10
-
-
-# Lines of standard error: messages that a user can act on or look up.
-EXPECTED = [
-    r"`Trainer.fit` stopped: `max_steps=\d+` reached\.",
-    r"Seed set to 0",
-    r"Smallest difference between two validations that 4 prompts show in four of .*",
-    r"  score/\w+: .*; 16 prompts would show half of it .*",
-    r"wandb: .*",
-]
-
-
-def unexpected(said: str) -> list[str]:
-    return [line for line in said.splitlines() if not any(re.fullmatch(e, line) for e in EXPECTED)]
-
-
-def test_a_log_shows_nothing_useless(resumed: Resumed) -> None:
-    assert unexpected(resumed.said) == [], resumed.said
 
 
 def test_a_new_run_is_refused_where_another_one_is(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import ctrlreward as cr
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity, WordVectors
-from ctrlreward.callbacks import GenerationScorer, ParetoCheckpoint, Potential
-from ctrlreward.policy import PolicyTuner
+from ctrlreward.callbacks import GenerationScorer, Potential
 
 TEXTS = ["good soup", "cold broth"]
 SOURCES = ["good broth", "cold soup"]
@@ -36,11 +34,6 @@ def model(tiny_llama: Callable[[str], str]) -> str:
 
 
 # Works.
-
-
-@pytest.mark.parametrize("name", ["Accuracy", "Alignment", "CTRLEval", "Distinct", "Perplexity"])
-def test_model_comes_first(name: str) -> None:
-    assert next(iter(inspect.signature(getattr(cr, name)).parameters)) == "model"
 
 
 @pytest.mark.parametrize(
@@ -136,12 +129,6 @@ def test_scores_whose_column_is_absent_are_left_out_and_named_once(
         CTRLEval(model, aspects=["coherence", "consistency"]).score(TEXTS)
 
 
-def test_defaults_need_no_model_of_the_user() -> None:
-    assert cr.Accuracy().labels == ("negative", "positive")
-    assert [*cr.AttributeClassifier(dtype="float32").classifiers] == ["sentiment", "topic"]
-    assert cr.TransferQuality().required_columns().keys() == {"labels", "sources"}
-
-
 def test_a_missing_column_is_found_before_a_model_is_loaded(tmp_path: Any) -> None:
     nowhere = str(tmp_path / "nowhere")  # loading it would raise another error
     scorers = {
@@ -186,91 +173,3 @@ def test_text_that_is_no_unicode_fails_alone(model: str, caplog: pytest.LogCaptu
                 assert_array_equal(values, expected[name])
                 assert np.isnan(values).tolist() == [False, True, False]
         assert "texts[1] is not valid Unicode: the scores of the sample are NaN" in caplog.messages
-
-
-def test_scorers_and_rewards_show_their_scores() -> None:
-    sentiment = cr.LexiconSentiment()
-    assert repr(sentiment) == "<LexiconSentiment: polarity, accuracy>"
-    assert "scorer=<LexiconSentiment: polarity, accuracy>, name=" in repr(sentiment["polarity"])
-    assert repr(Reward({"mood": sentiment["polarity"], "n": len})) == "<Reward: mood, n>"
-
-
-# Errors: the attempt, given a similarity, and what the error says.
-WRONG_TRIES = [
-    (AttributeError, "a name in other letters", lambda _: cr.CtrlEval,
-     r"no attribute 'CtrlEval' \(did you mean 'CTRLEval'\?\)"),
-    (AttributeError, "a name of a trainer", lambda _: cr.GenerationScorer,
-     r"Import it from ctrlreward.callbacks \(Lightning\) or"),
-    (AttributeError, "a reward called as a scorer", lambda s: Reward(s).score(TEXTS),
-     r"no method 'score'. Call reward\(texts, ...\).total"),
-    (TypeError, "components one by one", lambda s: Reward(s["similarity"], s["similarity"]),
-     r"aggregate = Component.*Pass several components as a list"),
-    (TypeError, "Samples of a string", lambda _: Perplexity().score("good soup"),
-     "is a str and not a list"),
-    (TypeError, "a number", lambda _: Perplexity().score(3),
-     r"3 is an int\. Pass Samples, a list of texts"),
-    (TypeError, "a missing value of pandas", lambda _: Perplexity().score(["good", np.nan]),
-     r"texts\[1\] = nan is a float, not a str. Pass '' for a text that is missing\.$"),
-    (TypeError, "an unknown column", lambda _: Perplexity().score(["good"], lable="positive"),
-     r"is not a column of Samples, must be one of texts, .* \(did you mean 'label"),
-    (TypeError, "a class", lambda _: Reward({"ppl": Perplexity}),
-     r"components\['ppl'\] is the class Perplexity"),
-    (TypeError, "a function of one text", lambda _: Reward({"length": len})(["good"]),
-     r"FunctionScorer returned 'len' = 1, an int, must be one number per sample"),
-    (TypeError, "a pipeline of transformers",
-     lambda _: Reward({"r": lambda texts: [{"label": "x", "score": 0.5} for t in texts]})(["a"]),
-     r"'reward' = \{'label': .* for texts\[0\] = 'a', a dict, must be a number, or None for a"),
-    (TypeError, "evaluate's keyword of the texts",
-     lambda _: Perplexity().score(predictions=["good"]),
-     "is not a column of Samples, pass the texts as the first"),
-    (TypeError, "a lexicon as a classifier", lambda _: cr.Accuracy(cr.LexiconSentiment()),
-     "is a LexiconSentiment, must be a folder, .* or an object with labels and probabilities"),
-    (TypeError, "aspects in the place of the model", lambda _: cr.Alignment(["preservation"]),
-     r"model must be a folder, a Hugging Face id, a short name .*, got \['preservation'\]"),
-    (TypeError, "scores of a callback as a list", lambda s: GenerationScorer([s], ["The food"]),
-     r"scores must be a mapping, \{'coherence': ctrleval\['coherence'\]\}, got a list"),
-    (TypeError, "a tuner's reward that is none",
-     lambda s: PolicyTuner("smollm2-135m", "similarity"),
-     "the reward is a str, must be one score of a scorer, such as .*, or a function of texts"),
-    (TypeError, "a tuner's objective as a string",
-     lambda s: PolicyTuner("smollm2-135m", Reward({"s": s}), objective="grpo"),
-     r"objective must be Objective\(\.\.\.\), got 'grpo', a str"),
-    (TypeError, "a front of one metric", lambda _: ParetoCheckpoint("score/similarity"),
-     "metrics must map two or more keys to their directions, .*, got 'score/similarity'"),
-    (TypeError, "word vectors by name", lambda _: WordVectors("glove"),
-     r"vectors must be a mapping, .*, got 'glove', a str\. Read a file with WordVectors"),
-    (TypeError, "a scorer without a score",
-     lambda _: type("Mine", (cr.Scorer,), {"specs": {}})().score(["good"]),
-     "Can't instantiate abstract class Mine with abstract method '?score_samples'?"),
-    (ValueError, "a DataFrame without a text",
-     lambda _: Perplexity().score(pd.DataFrame({"sentence": ["good"]})),
-     "no column 'texts' or 'text', only sentence. Rename the column of the texts to 'text'"),
-    (ValueError, "a scorer with several scores", lambda _: Reward({"ppl": Perplexity()}),
-     r"is a Perplexity with 2 scores. Choose one: Perplexity\(\.\.\.\)\['perplexity'\], Perpl"),
-    (ValueError, "a lexicon as the accuracy",
-     lambda s: cr.TransferQuality(cr.LexiconSentiment(), s, Perplexity()),
-     r"accuracy is a LexiconSentiment, which does not have label_probability, .* Use Accuracy\("),
-    (ValueError, "parts in another order",
-     lambda s: cr.TransferQuality(cr.Accuracy(), Perplexity(), s),
-     r"similarity is a Perplexity, which does not have similarity, .*. Use Similarity\(\.\.\.\)"),
-    (ValueError, "three thresholds", lambda s: cr.TransferQuality(None, s, thresholds=(50, 0, 97)),
-     r"must be four finite numbers, t1 to t4, with t3 above t4, got \(50\.0, 0\.0, 97\.0\)"),
-    (ValueError, "an unknown method", lambda _: cr.Alignment("minilm-l6", method="discrim"),
-     "method must be one of embedding, discriminative, regression"),
-    (ValueError, "a model that does not exist", lambda _: Perplexity("smollm2").score(["good"]),
-     r"model = 'smollm2' is neither a folder .* \(did you mean 'smollm2-135m'\?\)"),
-    (ValueError, "a device of no kind", lambda _: Perplexity(device="gpu").score(["good"]),
-     "device must be a device of torch, such as 'cpu' or 'cuda:1', got 'gpu'"),
-    (ValueError, "a dtype of another library", lambda _: Perplexity(dtype="fp32"),
-     "dtype must be one of float32, bfloat16, float16, float64, fastest"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("error", "attempt", "message"), [pytest.param(e, a, m, id=i) for e, i, a, m in WRONG_TRIES]
-)
-def test_a_wrong_try_says_what_to_type(
-    error: type[Exception], attempt: Any, message: str, similarity: Similarity
-) -> None:
-    with pytest.raises(error, match=message):
-        attempt(similarity)

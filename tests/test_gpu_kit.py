@@ -59,32 +59,6 @@ def test_a_plain_loop_has_the_same_log_probabilities(gpu: Any, tmp_path: Path, n
     assert row["ratio"] > 0
 
 
-def fails() -> dict[str, Any]:
-    raise RuntimeError("no more cards")
-
-
-def test_a_case_that_fails_is_recorded_and_the_others_run(gpu: Any, tmp_path: Path) -> None:
-    ours = kit(gpu, tmp_path)
-    ours.run("broken", lambda kit: iter([("first", fails), ("second", lambda: {"passed": True})]))
-    ours.run("worse", lambda kit: iter([("third", lambda: {"passed": False})]))
-    ours.run("unready", lambda kit: (fails() for _ in "x"))
-    ours.run("fine", lambda kit: iter([("fourth", lambda: {"passed": True})]))
-    parts = json.loads((tmp_path / "out/gpu.json").read_text())["parts"]
-    assert [part["status"] for part in parts.values()] == ["failed"] * 3 + ["passed"]
-    first, second = parts["broken"]["rows"]
-    assert first == {"case": "first", "passed": False, "error": "RuntimeError: no more cards"}
-    assert second == {"case": "second", "passed": True}
-    assert parts["unready"]["rows"] == [{**first, "case": "all"}]
-    assert "in fails" in parts["broken"]["errors"][0]
-
-
-def test_what_does_not_fit_into_the_time_is_named(gpu: Any, tmp_path: Path) -> None:
-    ours = kit(gpu, tmp_path, seconds=-1)
-    ours.run("late", lambda kit: iter([("first", fails)]))
-    part = json.loads((tmp_path / "out/gpu.json").read_text())["parts"]["late"]
-    assert (part["status"], part["rows"]) == ("not run after -1 s: first and others", [])
-
-
 def test_a_failed_sample_of_one_side_is_a_difference(gpu: Any) -> None:
     assert gpu.difference({"a": [1.0, 202.0]}, {"a": [0.5, 200.0]}) == 0.5
     assert gpu.difference({"a": [1.0, 202.0]}, {"a": [1.0, 200.0]}) == pytest.approx(0.01)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,6 @@ from ctrlreward.scorers import FunctionScorer
 from ctrlreward.scorers.base import Scores
 from ctrlreward.text.passages import passages
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "guards.md"
 PASSAGES = passages()[::2]
 # Sound answers continue their source in words of their own.
 SOUND = Samples(
@@ -182,16 +180,3 @@ def test_a_reference_bounds_what_is_gained_and_changes_no_order() -> None:
 
 def test_ranges_from_the_start_hold_against_all() -> None:
     assert gamed("`ranges`") == set()
-
-
-def test_the_page_has_the_verdicts() -> None:
-    """Prints the table, to be pasted."""
-    names = ("copied", "doubled", "one sentence", "padded", "half", "tokens", "instruction")
-    columns = [next(p for p in verdicts()["none"] if name in p) for name in names]
-    lines = ["| guard | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for guard, found in verdicts().items():
-        cells = [f"**{found[c]}**" if found[c] == "gamed" else found[c] for c in columns]
-        lines.append(f"| {guard} | " + " | ".join(cells) + " |")
-    table = "\n".join(lines)
-    print(table)
-    assert table in PAGE.read_text(encoding="utf-8")

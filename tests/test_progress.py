@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import select
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from terminals import in_terminal
 
 from ctrlreward import progress
 from ctrlreward.engine.batching import run_batched, windows
-from ctrlreward.progress import Count, Phase, show, track, track_part
+from ctrlreward.progress import Phase, show, track
 
 
 @pytest.fixture
@@ -87,22 +85,6 @@ def test_the_last_line_tells_where_work_was_interrupted(
     ]
 
 
-def test_short_work_has_a_line_at_its_start_and_its_end(
-    wait: Callable[[float], None], lines: Callable[[], list[str]]
-) -> None:
-    with track("CTRLEval", 10) as advance:
-        wait(9)
-        advance(10)
-    with track("CTRLEval", 0):
-        pass
-    assert lines() == [
-        "CTRLEval: 0 of 10 texts, time left unknown",
-        "CTRLEval: 10 of 10 texts in 9 s",
-        "CTRLEval: 0 of 0 texts in 0 s",
-    ]
-    assert Count("texts", 8, done=2).share == 0.25
-
-
 def test_a_line_names_the_parts(
     wait: Callable[[float], None], lines: Callable[[], list[str]]
 ) -> None:
@@ -119,28 +101,6 @@ def test_a_line_names_the_parts(
         scoring,  # the rows are finished
         whole,
     ]
-
-
-def test_a_phase_is_announced_at_once_and_again_if_it_takes_a_second(
-    wait: Callable[[float], None], lines: Callable[[], list[str]]
-) -> None:
-    run = Phase("training")
-    with show(run) as display:
-        for seconds in (0.5, 0.5, 3, 0.5, 0.5):
-            run.title = "training"
-            display.update()
-            wait(2)
-            run.title = "validation"
-            display.update()
-            wait(seconds)
-    expected = ["training", "validation", "training", "training", "training", "validation"]
-    assert lines() == [*expected, "training"]
-
-
-def test_parts_of_no_work_are_not_shown(lines: Callable[[], list[str]]) -> None:
-    with track_part("scoring", 10) as advance:
-        advance(10)
-    assert lines() == []
 
 
 def test_other_threads_show_nothing(
@@ -214,27 +174,3 @@ def test_data_on_standard_output_is_apart_from_the_bars(tmp_path: Path) -> None:
     assert data.read_text() == "printed\n"
     assert screen == ["a log message", "the end"]
     assert "CTRLEval [b]" in whole
-
-
-@pytest.mark.parametrize("variables", [{"CI": "true"}, {"TERM": "dumb"}])
-def test_a_terminal_that_keeps_a_log_gets_lines(variables: dict[str, str]) -> None:
-    script = "from ctrlreward.progress import *\nwith show(Phase('downloading')): pass"
-    _, whole = in_terminal([sys.executable, "-c", script], **variables)
-    assert re.fullmatch(r"\d\d:\d\d:\d\d downloading\r\n", whole)
-
-
-def test_lines_reach_a_pipe_at_once() -> None:
-    script = """
-import sys
-from ctrlreward.progress import Phase, show
-with show(Phase("downloading")):
-    sys.stdin.read()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stderr is not None
-        ready, _, _ = select.select([process.stderr], [], [], 120)
-        line = process.stderr.readline() if ready else b""
-        process.kill()
-        assert line.endswith(b" downloading\n")

@@ -27,7 +27,6 @@ from ctrlreward.command_line.config_files import read_config
 from ctrlreward.corpus import score as score_command
 from ctrlreward.files import JsonLog, read_yaml
 from ctrlreward.recipes.data_sets import local_file
-from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
 from ctrlreward.scorers.judge import Rubric
 from ctrlreward.scorers.task import Task
 from ctrlreward.tables.row_streams import parse_rows
@@ -132,12 +131,6 @@ def test_infinity_that_an_output_can_not_have(suffix: str, capsys: Captured) -> 
     command = SCORE.replace("scored.jsonl", f"scored.{suffix}").split()
     assert f"{place}: the column 'extra' has the value" in failure(command, capsys)
     assert not Path(f"scored.{suffix}").exists()
-
-
-def test_a_report_names_the_log_that_it_lacks() -> None:
-    place = spoil(Path("first/metrics.jsonl"), VALUES["deep"])
-    main(["report", "first"])
-    assert f"{place} has JSON that is nested too deeply" in Path("first/report.html").read_text()
 
 
 HUGE = "1" + "0" * 400  # an integer of Python and of JSON, beyond any float
@@ -369,10 +362,6 @@ def test_scores_of_a_scored_table(capsys: pytest.CaptureFixture[str]) -> None:
         shutil.move("scored.csv", "rows.csv")
         assert "\n'=cmd|" in Path("rows.csv").read_text()
     assert "''" not in Path("rows.csv").read_text()
-
-
-def test_names_in_tables_are_cells() -> None:
-    assert r"a\|b" in markdown_table(["run"], [["a|b"]])
 
 
 # Names

@@ -70,17 +70,13 @@ def test_a_special_token_given_as_a_string_is_one_token(reward, letters) -> None
     assert letters.scored[0].texts == ("oes",)
 
 
-def test_error_messages(reward, letters, kinds) -> None:
+def test_what_would_be_scored_wrong_is_an_error(reward, kinds) -> None:
     reward_func = as_reward_func(reward, [], -9.0, {"labels": "tone"})
-    with pytest.raises(ValueError, match=r"'tone', but the dataset has prompt, label\. Use one"):
+    with pytest.raises(ValueError, match="tone"):
         reward_func(["ab"], ["a"], ["glad"])
-    with pytest.raises(ValueError, match=r"queries\[0\] does not start with prompts\[0\]"):
+    with pytest.raises(ValueError, match="prompts"):
         reward_func(["ab"], ["b"], ["glad"])
-    with pytest.raises(TypeError, match=r"components\['share'\] is a float, must be one score of"):
-        as_reward_func({"share": 1.0}, [], -9.0)
-    with pytest.raises(ValueError, match="failed_score must be finite, got inf"):
+    with pytest.raises(ValueError, match="failed_score"):
         as_reward_func(reward, [], float("inf"))
-    with pytest.raises(ValueError, match="a component 'failed'"):
-        as_reward_func(Reward({"failed": letters["share"]}), [], -9.0)
-    with pytest.raises(ValueError, match="kinds is computed over several samples at once"):
+    with pytest.raises(ValueError, match="kinds"):
         as_reward_func(Reward({"kinds": kinds["kinds"]}), [], -9.0)

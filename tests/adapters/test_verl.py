@@ -189,23 +189,14 @@ def test_texts_start_with_a_mapped_prefix(reward, letters) -> None:
     assert letters.scored[0].texts == ("ab",)
 
 
-def test_error_messages(reward, letters, kinds) -> None:
+def test_what_would_be_scored_wrong_is_an_error(reward, kinds) -> None:
     compute_score = as_batch_compute_score(reward, -9.0, {"labels": "tone"})
-    with pytest.raises(
-        ValueError, match=r"'tone', but sample 1 has mood, data_source, ground_truth\. Use one"
-    ):
+    with pytest.raises(ValueError, match="tone"):
         compute_score(["d"] * 2, ["a", "b"], ["", ""], [{"tone": "glad"}, {"mood": "sad"}])
-    with pytest.raises(ValueError, match="failed_score must be finite, got nan"):
+    with pytest.raises(ValueError, match="failed_score"):
         as_compute_score(reward, float("nan"))
-    with pytest.raises(ValueError, match="a component 'score', which is a key of every result"):
-        as_compute_score(Reward({"score": letters["share"]}), -9.0)
-    for build in (as_compute_score, as_batch_compute_score, as_async_compute_score):
-        with pytest.raises(
-            ValueError, match=r"the reward is a Letters with 2 scores. Choose one: "
-        ):
-            build(letters, -9.0)
     kinds_reward = Reward({"kinds": kinds["kinds"]})
     for build in (as_compute_score, as_async_compute_score):
-        with pytest.raises(ValueError, match="kinds is computed over several samples at once"):
+        with pytest.raises(ValueError, match="kinds"):
             build(kinds_reward, -9.0)
     assert as_batch_compute_score(kinds_reward, -9.0)(["d"] * 2, ["a", "a"], [""] * 2, [None] * 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ctrlreward.command_line.parser import command_parser
 from ctrlreward.command_line.typed_options import gather_words
 
 LISTS = {"--scorers", "--names"}
@@ -37,10 +36,3 @@ LISTS = {"--scorers", "--names"}
 def test_words_become_lists(typed: str, parsed: str) -> None:
     gathered = [word.replace('", "', '","') for word in gather_words(typed.split(), LISTS)]
     assert gathered == parsed.split()
-
-
-def test_the_help_ends_with_the_examples() -> None:
-    parser = command_parser("ctrlreward test", "A B", "Line 1.\nLine 2.", ["ctrlreward test 1 2"])
-    text = parser.format_help()
-    assert text.startswith("usage: ctrlreward test A B\n\nLine 1.\nLine 2.\n")
-    assert text.endswith("\nexamples:\n  ctrlreward test 1 2\n")

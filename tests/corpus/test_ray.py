@@ -8,12 +8,10 @@ import pickle
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +25,8 @@ from warm_python import WarmProcess
 
 from ctrlreward import RemoteReward, Samples
 from ctrlreward.corpus.ray_data import BatchScorer, score_dataset
-from ctrlreward.ray_cluster import RayServeOptions, connect_ray
-from ctrlreward.serving.application import served_app
-from ctrlreward.serving.ray_serve import RewardReplica, _check_resources
+from ctrlreward.ray_cluster import RayServeOptions
+from ctrlreward.serving.ray_serve import _check_resources
 from ctrlreward.tables.table_columns import Columns
 
 # Ray reads them when it is imported. The second one makes all of its processes listen on the
@@ -122,21 +119,7 @@ def test_scores_that_compare_texts_need_one_machine() -> None:
         score_dataset(None, [Rank()])
 
 
-@pytest.mark.parametrize("bad", [{"num_cpus": -1}, {"num_gpus": -1}, {"num_cpus": 0}])
-def test_bad_options(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="num_"):
-        RayServeOptions(**bad)  # type: ignore[arg-type]
-
-
 # Replicas
-
-
-def test_a_node_that_lacks_the_reward_says_what_to_install() -> None:
-    """The file was read on another node, so the mistake is not in it."""
-    block = {"components": {"a": {"scorer": "absent.Scorer"}}}
-    build = partial(served_app, block)
-    with pytest.raises(RuntimeError, match=r"can't be built on this node \(.*absent.*Install"):
-        RewardReplica(build, 1).__serve_build_asgi_app__()
 
 
 REWARD = "class_path: letter_scorers.placed_reward\ninit_args: {seconds: 0.02}\n"
@@ -322,44 +305,6 @@ def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     said = fails("serve", path, "--engine=ray", f"--port={free_port()}", address, code=1)
     assert error in said.splitlines()
     check_that_nothing_is_left()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--replicas=2"], "replicas must be 1, or more with --engine ray, got 2"),
-        (["--engine=ray", "--replicas=0"], "replicas must be 1, or more with --engine ray, got 0"),
-        (["--engine=ray", "--ray.num_cpus=-1"], "num_cpus must be 0 or more, got -1.0"),
-        (
-            ["--engine=ray", "--ray.max_queued_requests=0"],
-            "max_queued_requests must be positive, or -1 for no limit, got 0",
-        ),
-        (
-            ["--engine=ray", "--ray.address=10.0.0.1:6379"],
-            "port must be a free port on the cluster's head, got 0",
-        ),
-        (
-            ["--engine=ray", "--port=8700", "--ray.address=127.0.0.1:1"],
-            "error: no Ray cluster answers at 127.0.0.1:1: [Errno 111] Connection refused",
-        ),
-        (
-            ["--engine=ray", "--replicas=3", "--ray.max_replicas=2"],
-            "max_replicas must be 3 or more, got 2",
-        ),
-    ],
-)
-def test_wrong_options_are_named(
-    tmp_path: Path, fails: Callable[..., str], options: list[str], message: str
-) -> None:
-    path = tmp_path / "reward.yaml"
-    path.write_text("class_path: letter_scorers.letters_reward\n")
-    assert message in fails("serve", str(path), "--port=0", *options)
-
-
-def test_a_missing_package_is_named_before_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match="--engine ray needs ray: pip install"):
-        connect_ray("127.0.0.1:1", {})
 
 
 @pytest.mark.parametrize(

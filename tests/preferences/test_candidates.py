@@ -96,20 +96,3 @@ def test_pairs_of_any_completions(
     assert pairs.failed == len(distinct) - sum(counts)
     assert pairs.single == sum(count < 2 for count in counts)
     assert len(both) + pairs.tied == sum(min(per_prompt, count // 2) for count in counts)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"per_prompt": 0}, "per_prompt must be positive, got 0"),
-        ({"margin": -1.0}, "margin must be 0 or more, got -1"),
-        ({"margin": NAN}, "margin must be 0 or more, got nan"),
-        ({"texts": ["a"]}, "one item per completion, got 2, 1 and 2"),
-    ],
-)
-def test_wrong_arguments(options: dict, message: str) -> None:
-    given_ = {"prompts": ["p", "p"], "texts": ["a", "b"], "totals": np.zeros(2), **options}
-    with pytest.raises(ValueError, match=message):
-        preference_pairs(**given_)
-    with pytest.raises(ValueError, match="n must be positive, got 0"):
-        best_of_n(brevity, ["a"], n=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from ctrlreward import Samples
 from ctrlreward.preferences import write_pairs
@@ -49,14 +48,3 @@ def test_prompts_of_the_model_and_of_chats(tmp_path: Path) -> None:
     assert pair["prompt"] == [{"role": "user", "content": "Name a soup."}]
     assert pair["chosen"] == [{"role": "assistant", "content": "Leek."}]
     assert pair["rejected"] == [{"role": "assistant", "content": "Leek soup."}]
-
-
-def test_wrong_samples(tmp_path: Path) -> None:
-    labelled = Samples(["a", "bb"], prompts=["p", "p"], labels=["glad", "sad"])
-    with pytest.raises(ValueError, match="labels of the prompt 'p' must be equal, got 'glad' and"):
-        write_pairs(tmp_path / "pairs.jsonl", labelled, np.array([1.0, 2.0]))
-    with pytest.raises(ValueError, match="prompts"):
-        write_pairs(tmp_path / "pairs.jsonl", Samples(["a", "bb"]), np.array([1.0, 2.0]))
-    with pytest.raises(ValueError, match="margin must be 0 or more"):
-        write_pairs(tmp_path / "pairs.jsonl", COMPLETIONS, BREVITY, margin=-1)
-    assert not list(tmp_path.iterdir())

@@ -43,12 +43,6 @@ def test_every_prefix_with_every_label() -> None:
     assert build_prompts(["The food", "A {dog}"], LABELS, TEMPLATE) == expected
 
 
-@pytest.mark.parametrize("template", ["{prefix}", "{label}: {prefix}.", "{label}"])
-def test_a_template_names_the_label_and_ends_in_the_prefix(template: str) -> None:
-    with pytest.raises(ValueError, match=r"include \{label\} and end in \{prefix\}"):
-        build_prompts(PREFIXES, LABELS, template)
-
-
 def test_every_prefix_with_every_combination_of_labels() -> None:
     labels = {"sentiment": LABELS, "topic": ["food", "travel"]}
     samples = build_prompts(["Now"], labels, "A {sentiment} text about {topic}: {prefix}")

@@ -71,27 +71,3 @@ def test_prompts_are_held_out_whole() -> None:
     assert not {row["prompt"] for row in training} & {row["prompt"] for row in held_out}
     chats = [{"prompt": [{"role": "user", "content": str(i)}]} for i in range(2)]
     assert [*map(len, dpo.split_pairs(chats, 0.5, seed=0))] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "message"),
-    [
-        ('{"prompt": "p", "chosen": "a", "rejected": "b"}\n', [], "the pairs have 1 prompts, must"),
-        ('{"prompt": "p", "chosen": "a"}\n', [], "no key 'rejected'"),
-        (None, [], "pairs.jsonl"),
-        (None, ["--learning_rat", "1"], "learning_rat"),
-    ],
-)
-def test_wrong_input(
-    content: str | None,
-    options: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = tmp_path / "pairs.jsonl"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises((SystemExit, ValueError)) as ended:
-        dpo.main(["--pairs", str(path), "--output_dir", str(tmp_path / "run"), *options])
-    assert message in capsys.readouterr().err + str(ended.value)

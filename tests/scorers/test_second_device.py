@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import gc
 import inspect
-import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from device_cases import CASES, CAUSAL, SAMPLES, samples_of
-from second_device import Refused, Stream, memory, on_second_device
+from second_device import Refused, memory, on_second_device
 from tiny_models import save_judges, save_reward_model
 
 from ctrlreward import Reward, scorers
-from ctrlreward.engine.accelerators import scoring_stream
 from ctrlreward.engine.batching import token_budget
 from ctrlreward.scorers import CTRLEval, Perplexity, Scorer, Similarity
 
@@ -103,14 +101,6 @@ def test_scores_are_the_same_in_mixed_precision(case: str, folders: dict[str, st
         assert torch.is_autocast_enabled("cpu")
     for name, values in expected.items():
         np.testing.assert_array_equal(scores[name], values)
-
-
-@on_second_device
-def test_scores_are_the_same_in_mixed_precision_of_the_device(folders: dict[str, str]) -> None:
-    scorer = CASES["Similarity"](folders, {"device": DEVICE})
-    expected = scorer.score(SAMPLES)["similarity"]
-    with torch.autocast("second", torch.bfloat16), torch.autocast("cpu", torch.bfloat16):
-        np.testing.assert_array_equal(scorer.score(SAMPLES)["similarity"], expected)
 
 
 def wide(folder: str) -> CTRLEval:
@@ -202,34 +192,3 @@ def test_a_scorer_moves_between_devices(folders: dict[str, str]) -> None:
         gc.collect()
         assert memory.live[live] > 1000
         assert memory.live[1 - live] == 0
-
-
-@on_second_device
-def test_the_thread_of_a_reward_has_the_device_of_training(
-    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_in: list[tuple[str, int]] = []
-
-    def set_device(index: int) -> None:
-        set_in.append((threading.current_thread().name, index))
-
-    monkeypatch.setattr("torch.second.current_device", lambda: 1)
-    monkeypatch.setattr("torch.second.set_device", set_device)
-    reward = Reward(Similarity(folders["encoder"])["similarity"])
-    reward.submit(SAMPLES).result()
-    reward.release()
-    ((thread, index),) = set_in
-    assert thread != threading.current_thread().name
-    assert index == 1
-
-
-@on_second_device
-def test_one_stream_per_device_serves_all_scoring() -> None:
-    for device in (DEVICE, "second", DEVICE, "second:1"):
-        with scoring_stream(device):
-            (stream,) = Stream.entered
-            assert str(stream.device) == ("second:1" if device == "second:1" else DEVICE)
-    assert (Stream.made, Stream.used) == (2, 4)
-    for without in (None, "cpu"):
-        with scoring_stream(without):
-            assert not Stream.entered

@@ -8,16 +8,13 @@ import multiprocessing
 import os
 import pickle
 import random
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any, TypeAlias
-from unittest.mock import MagicMock
 
-import httpx2
 import numpy as np
 import pytest
 import tenacity
@@ -91,37 +88,6 @@ def test_a_server_that_never_replied_is_given_up_in_seconds(pauses: list[float])
     with pytest.raises(ServerLost, match=r"reward server http://127.0.0.1:9 was lost.*serve rew"):
         RemoteReward(NOBODY)(["soup"], labels="o")
     assert 0 < sum(pauses) < 10
-
-
-def test_only_a_connection_that_needs_certificates_reads_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = MagicMock()
-    monkeypatch.setattr(httpx2, "Client", made)
-    for scheme in ("http", "https"):
-        RemoteReward(f"{scheme}://127.0.0.1:9")._connection._client()
-    plain, secure = (call.kwargs["verify"] for call in made.call_args_list)
-    assert secure is True
-    assert plain.verify_mode == ssl.CERT_REQUIRED  # trusts no HTTPS server
-    assert plain.get_ca_certs() == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"url": "127.0.0.1:8700"}, "url must be a URL such as .*, got '127.0.0.1:8700'"),
-        ({"url": NOBODY, "patience": 0}, "patience must be positive, got 0"),
-        ({"url": NOBODY, "timeout": -1.0}, "timeout must be positive, got -1.0"),
-    ],
-)
-def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RemoteReward(**arguments)
-
-
-def test_a_bad_expectation() -> None:
-    with pytest.raises(TypeError, match=r"expect must be .*, got a list"):
-        RemoteReward(NOBODY, expect=[])  # type: ignore[arg-type]
 
 
 def test_errors_of_a_scorer_are_those_of_this_process(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shlex
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -197,52 +196,21 @@ penalty: 0.5
     assert batch.components["disagreement"] == pytest.approx(members.std(axis=1))
 
 
-WRONG = [
-    ("soup: 3\n", [], "has no reward, must have components, or class_path and init_args"),
-    ("a: [\n", [], "reward.yaml is not YAML"),
-    ("class_path: ctrlreward.scorers.Distinct\n", [], "Distinct"),
-    ("class_path: letter_scorers.letters_rewrad\n", [], "letters_rewrad"),
-    (BARE % "slow", [], "seconds"),
-    (BARE % 0, ["--grace", "0"], "grace must be at least 1 second, got 0"),
-    (BARE % 0, ["--waiting", "0"], "waiting must be positive, got 0"),
-    (BARE % 0, ["--body_bytes", "0"], "body_bytes must be positive, got 0"),
-    (BARE % 0, ["--token_file", "none.txt"], "No such file or folder: none.txt"),
-    (BARE % 0, ["--port", "80000"], "port must be 0 to 65535, got 80000"),
-]
-# What a component has, what is written instead, and the message.
-MISTAKES = [
-    ("aggregate:", "agregate:", "'agregate'"),
-    ("scorer: CTRLEval", "scorer: CTRLEvall", "CTRLEvall"),
-    ("scorer: CTRLEval", "scoer: CTRLEval", "components.relevance must have a scorer"),
-    ("scorer: CTRLEval", "scorer: letter_scorers.none", "letter_scorers.none"),
-    ("task:", "tsk:", "tsk"),
-    ("model: gpt2}\n", "modl: gpt2}\n", "modl"),
-    ("log_likelihood", "log_likelyhood", "components.fluency: Perplexity has no score"),
-    ("weight: 2", "wieght: 2", "wieght"),
-    ("weight: 2", "weight: two", "two"),
-    ("weight: 2", "given: fluencyy", "fluencyy"),
-    ("weight: 2", "at_least: 2", "given = None, at_least = 2: a condition needs both"),
-    ("weighted", "wieghted", "(did you mean 'weighted'?)"),
-]  # fmt: skip
 GPT2 = SHORT % ("gpt2", "gpt2")
-# The function of a component, and the message.
-FUNCTIONS = [
-    ("letter_scorers.nothing", "letter_scorers.nothing"),
-    ("{clas_path: letter_scorers.Letters}", "clas_path"),
-    ("{class_path: letter_scorers.Letters, init_args: {second: 2}}", "second"),
-    ("builtins.len\nthresholds: {f: 2}", "aggregate = 'weighted' does not take thr"),
-]  # fmt: skip
-FUNCTION = "components:\n  f:\n    scorer: FunctionScorer\n    function: "
+WRONG = [
+    ("soup: 3\n", [], "components"),
+    ("class_path: ctrlreward.scorers.Distinct\n", [], "Distinct"),
+    (BARE % "slow", [], "seconds"),
+    (BARE % 0, ["--grace", "0"], "grace"),
+    (BARE % 0, ["--token_file", "none.txt"], "none.txt"),
+    (BARE % 0, ["--port", "80000"], "port"),
+    (GPT2.replace("aggregate:", "agregate:"), [], "agregate"),
+    (GPT2.replace("weight: 2", "wieght: 2"), [], "wieght"),
+    (GPT2.replace("weight: 2", "at_least: 2"), [], "at_least"),
+]
 
 
-@pytest.mark.parametrize(
-    ("content", "options", "message"),
-    [
-        *WRONG,
-        *((GPT2.replace(old, new), [], message) for old, new, message in MISTAKES),
-        *((FUNCTION + function, [], message) for function, message in FUNCTIONS),
-    ],
-)
+@pytest.mark.parametrize(("content", "options", "message"), WRONG)
 def test_a_mistake_is_an_error(
     written: Callable[[str], Path],
     fails: Callable[..., str],
@@ -250,19 +218,9 @@ def test_a_mistake_is_an_error(
     options: list[str],
     message: str,
 ) -> None:
-    assert content != GPT2
     printed = fails("serve", written(content), "--port", "0", *options)
     assert "error: " in printed
     assert message in printed
-
-
-def test_a_wrong_or_taken_port_is_an_error(bare: Path, fails: Callable[..., str]) -> None:
-    assert "http" in fails("serve", bare, "--port", "http")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert f"can't listen at 127.0.0.1:{port}" in fails("serve", bare, "--port", port)
 
 
 def test_a_reward_that_can_not_be_loaded_ends_the_server(
@@ -411,30 +369,3 @@ def test_a_token_that_no_header_can_carry_is_refused(
     ):
         with pytest.raises(ValueError, match=message):
             build()
-
-
-def test_the_examples_of_the_help_run(
-    bare: Path,
-    tmp_path: Path,
-    served: list[FastAPI],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Up to the port, which another process may have."""
-    asked: list[tuple[str, int]] = []
-
-    def listen(host: str, port: int) -> socket.socket:
-        asked.append((host, port))
-        return socket.create_server(("127.0.0.1", 0))
-
-    monkeypatch.setattr("ctrlreward.serving.serve.listen", listen)
-    (tmp_path / "token.txt").write_text("s3cret\n")
-    (tmp_path / "configs").symlink_to(Path(__file__).resolve().parents[2] / "configs")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["serve", "--help"])
-    lines = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
-    for line in lines:
-        main(shlex.split(line)[1:])
-    assert len(served) == len(lines) == 5
-    assert set(asked) == {("127.0.0.1", 8700), ("0.0.0.0", 8700)}

@@ -88,20 +88,6 @@ def test_the_splits_share_no_passage_and_a_seed_gives_one_data_set() -> None:
             assert {part.split()[1] for part in sentences_of(row.text)} <= days
 
 
-def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="must be two ascending numbers, 2 or more"):
-        CorruptedTexts(["train.txt"], ["test.txt"], sentences=(1, 3))
-    with pytest.raises(ValueError, match="needs passages of 3 sentences or more"):
-        CorruptedTexts(["train.txt"], ["test.txt"], kinds=["dropped"])
-    with pytest.raises(ValueError, match="must be 'all' or one or more of shuffled, dropped"):
-        CorruptedTexts(["train.txt"], ["test.txt"], kinds=["lost"])  # type: ignore[list-item]
-    Path("short.txt").write_text("One sentence.\n")
-    with pytest.raises(ValueError, match=r"short\.txt contain fewer than two passages"):
-        CorruptedTexts(["train.txt"], ["short.txt"]).setup("fit")
-    with pytest.raises(ValueError, match=r"short\.txt have 0 sentences"):
-        CorruptedTexts(["short.txt"], ["test.txt"]).setup("fit")
-
-
 @pytest.mark.soak
 def test_the_config_trains_a_judge_that_needs_no_labels(tmp_path: Path) -> None:
     """Lost sentences are what a tiny model with random weights learns to notice in seconds."""

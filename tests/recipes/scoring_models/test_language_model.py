@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ctrlreward.jobs.training_job import build
 from ctrlreward.recipes.scoring_models.language_model import (
     END,
-    UNKNOWN,
     Corpus,
     LanguageModelTrainer,
     count_words,
@@ -235,14 +234,3 @@ def test_nonsense_is_less_likely_than_any_sentence(
     assert values[True][-1] > 3 * values[True][:-1].max()
     assert values[False][-1] < values[True][-1] / 20
     np.testing.assert_allclose(values[False][:-1], values[True][:-1], rtol=0.5)
-
-
-def test_a_width_that_does_not_fit_the_heads(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"width must be a multiple of 4 \* heads = 16, got 20"):
-        LanguageModelTrainer(str(tmp_path), width=20, heads=4)
-
-
-def test_names_of_the_special_tokens(tmp_path: Path) -> None:
-    """A text that has them is read with them, as `Perplexity` reads other models' texts."""
-    tokenizer = word_tokenizer(["a"])
-    assert tokenizer(f"a {UNKNOWN} b{END}").input_ids == [2, 1, 1, 0]

@@ -71,23 +71,6 @@ def test_smoke(
     assert 'class="verdict' in (root / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--margin", "99"], "reward/pairs.jsonl has no rows"),
-        (["--recipe", "reward_modl_smollm2"], "(did you mean reward_model_smollm2?)"),
-        (["--learning_speed", "1"], "['--learning_speed', '1']"),
-    ],
-)
-def test_wrong_input(
-    workplace: dict[str, str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises((SystemExit, ValueError)) as ended:
-        reward_model.main(["--teacher", f"{__name__}:letters", "--smoke", "--use_cpu", *options])
-    assert message in capsys.readouterr().err + str(ended.value)
-    assert not Path("runs/reward_models").exists()
-
-
 def test_the_word_list_counts_towards_the_label() -> None:
     labels = ["positive", "negative", "positive", "negative"]
     good, bad, cold, neutral = reward_model.word_list(

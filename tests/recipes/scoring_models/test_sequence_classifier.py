@@ -167,13 +167,6 @@ def test_a_classifier_of_other_labels_is_a_start(files: Files, tmp_path: Path) -
     assert Accuracy(str(tmp_path / "model")).labels == ("positive", "negative")
 
 
-def test_a_single_label_is_refused(tmp_path: Path, encoder: str) -> None:
-    train = {"good": written(tmp_path / "train", GOOD)}
-    test = {"good": written(tmp_path / "test", TEST_GOOD)}
-    with pytest.raises(ValueError, match="the data must have two or more labels, got only good"):
-        fitted((train, test, []), tmp_path / "model", encoder)
-
-
 # The folder
 
 

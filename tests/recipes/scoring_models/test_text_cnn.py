@@ -79,30 +79,6 @@ def test_two_sentences_are_enough(tmp_path: Path, share: float) -> None:
     assert [len(data.sentences[split]) for split in ("train", "validation")] == [1, 1]
 
 
-def test_fewer_than_two_sentences_raise(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="have 1 sentences that are not held out, must have two"):
-        data_of(tmp_path, {"no": ["So  bad"], "yes": ["So  bad"]})
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_a_share_out_of_range(files: tuple, share: float) -> None:
-    with pytest.raises(ValueError, match=r"validation_share must be between 0 and 1, exclusive, "):
-        SentenceData(*files, validation_share=share)
-
-
-def test_files_in_the_home_folder(
-    files: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    train, test, exclude = files
-    home = [{k: v.replace(str(tmp_path), "~") for k, v in side.items()} for side in (train, test)]
-    data = SentenceData(*home, ["~/left_out"])
-    data.setup("fit")
-    other = SentenceData(train, test, exclude)
-    other.setup("fit")
-    assert data.sentences == other.sentences
-
-
 def test_the_seed_decides_split_and_order(files: tuple) -> None:
     def order(seed: int) -> list[list[Sentence]]:
         data = SentenceData(*files, batch_size=4, seed=seed)
@@ -111,16 +87,6 @@ def test_the_seed_decides_split_and_order(files: tuple) -> None:
 
     assert order(1) == order(1)
     assert order(1) != order(2)
-
-
-def test_labels_belong_to_both_sets(files: tuple) -> None:
-    with pytest.raises(ValueError, match="have the same labels, got negative, positive and no"):
-        SentenceData(files[0], {"no": "test.0"})
-
-
-def test_a_file_without_sentences(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="empty has no sentences, must have one per line"):
-        data_of(tmp_path, {"full": ["a b"], "empty": ["", " "]})
 
 
 # The training

@@ -84,6 +84,7 @@ def test_equal_calls_share_one_object(files: None) -> None:
     assert sentence_vectors(["corpus"], vectors="vectors", centred=False) is not first
 
 
+<<<<<<< HEAD
 def test_wrong_files(files: None) -> None:
     with pytest.raises(TypeError, match="corpus must be a list of files, got 'corpus', a str"):
         sentence_vectors("corpus", vectors="vectors")
@@ -92,6 +93,8 @@ def test_wrong_files(files: None) -> None:
         sentence_vectors(["held_out"] * 2, ["held_out"], "vectors")
 
 
+=======
+>>>>>>> 29060ecc (Tests of wording leave: refusals, printed tables, options of the command line; what stays names the argument alone)
 FUNCTION = "ctrlreward.recipes.scoring_models.word_vectors.sentence_vectors"
 OPTIONS = {"corpus": ["corpus"], "vectors": "vectors"}
 

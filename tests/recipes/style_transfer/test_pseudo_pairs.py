@@ -112,16 +112,6 @@ def test_a_held_out_sentence_lends_nothing_and_is_no_source(pairs: PseudoPairs) 
     assert "the bread was so lovely ." not in Path(pairs.file).read_text()
 
 
-def test_no_pairs_is_an_error_and_leaves_no_file(pairs: PseudoPairs) -> None:
-    with pytest.raises(ValueError, match="no rewriting has a GM above 0"):
-        replace(pairs, style_word=50.0).make()  # no word is one of a style
-    assert not Path(pairs.file).exists()
-    with pytest.raises(ValueError, match="neighbours must be 1 or more, got 0"):
-        replace(pairs, neighbours=0)
-    with pytest.raises(ValueError, match=r"min_kept must be a share, 0 to 1, got 1\.5"):
-        replace(pairs, min_kept=1.5)
-
-
 def test_the_best_rewriting_is_that_of_a_search_over_all() -> None:
     draws = np.random.default_rng(0)
     quality = RuleJudges().quality()

@@ -60,15 +60,6 @@ def test_each_sentence_has_the_other_style_as_its_target(files: dict[str, str]) 
     assert prompts.prompts[7] == f"sweet: {prompts.sources[7]}\nsour:"
 
 
-def test_bad_arguments_are_named(files: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="files must have two styles, got sour"):
-        Sentences({"sour": files["sour"]}, TEMPLATE, 2)
-    with pytest.raises(ValueError, match=r"contain \{source\} and \{style\}, got '\{style\}:'"):
-        Sentences(files, "{style}:", 2)
-    with pytest.raises(ValueError, match="sour: 4 texts of 4 to 15 words, fewer than 5"):
-        Sentences(files, TEMPLATE, 5).prompts()
-
-
 def test_training_leaves_out_what_is_held_out(files: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "held_out").write_text(f"{SOUR[0].upper()}\n{SWEET[1]}\tx\n")
     sentences = Sentences(files, TEMPLATE, 3, [str(tmp_path / "held_out")])

@@ -10,7 +10,6 @@ import pytest
 from filelock import FileLock, Timeout
 from tiny_aligners import SENTENCES
 
-from ctrlreward import progress
 from ctrlreward.recipes.papers.ctc import pair_file
 from ctrlreward.recipes.papers.ctc.pair_file import PairFile, read_pair_file
 from ctrlreward.recipes.papers.ctc.span_filling import Fillings, Template
@@ -73,19 +72,6 @@ def cuts(content: bytes) -> Iterator[int]:
     yield from sorted(near | set(range(0, len(content), 97)))
 
 
-def test_a_log_shows_how_many_texts_have_pairs(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
-    with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "pairs.jsonl", filler=FakeFiller(1))
-    capsys.readouterr()
-    build(tmp_path / "pairs.jsonl")
-    first, *_, last = capsys.readouterr().err.splitlines()
-    assert first.endswith(f" labelled pairs: 2 of {len(TEXTS)} texts, time left unknown")
-    assert f" labelled pairs: {len(TEXTS)} of {len(TEXTS)} texts in " in last
-
-
 def test_a_build_killed_while_writing_is_resumed(build: Build, tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     build(file)
@@ -140,32 +126,6 @@ def test_a_file_of_other_content_is_kept(build: Build, tmp_path: Path) -> None:
         assert file.read_text() == content
 
 
-def test_a_complete_file_is_only_read(build: Build, tmp_path: Path) -> None:
-    (tmp_path / "read_only").mkdir()
-    file = tmp_path / "read_only" / "pairs.jsonl"
-    assert build(file).calls == 4
-    assert {pair.source for pair in read_pair_file(str(file))} == set(range(len(TEXTS)))
-    (tmp_path / "read_only" / "pairs.jsonl.lock").unlink()
-    before = {path: path.stat().st_mtime_ns for path in file.parent.iterdir()}
-    assert build(file).calls == 0
-    assert {path: path.stat().st_mtime_ns for path in file.parent.iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"count": 1}, "count must be 2 or more, got 1"),
-        ({"max_spans": 0}, "max_spans must be 1 or more, got 0"),
-        ({"chunk_size": 0}, "chunk_size must be 1 or more, got 0"),
-        ({"paraphrases": 0}, "paraphrases must be 1 or more, got 0"),
-        ({"mask_share": (0.5, 0.2)}, r"mask_share must be two shares .* in order, got \(0.5, 0.2"),
-    ],
-)
-def test_settings_out_of_range(setting: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PairFile(**{"file": "pairs.jsonl", "texts": [], "count": 2, **setting})
-
-
 def test_a_file_of_other_settings_is_refused(build: Build, tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     build(file)
@@ -196,11 +156,6 @@ def test_a_kind_decides_what_b_is(build: Build, tmp_path: Path) -> None:
         build(tmp_path / "pairs.jsonl", lines, **{**settings, "labels": "words"})
     with pytest.raises(ValueError, match="kind must be one of transfer, summary, "):
         build(tmp_path / "other.jsonl", kind="chat")
-
-
-def test_a_file_without_pairs_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"pairs.jsonl has no pairs\. Build it with"):
-        read_pair_file(str(tmp_path / "pairs.jsonl"))
 
 
 def test_a_paraphrase_takes_the_place_of_the_light_edit(

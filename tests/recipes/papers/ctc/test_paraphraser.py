@@ -44,11 +44,6 @@ def test_texts_that_are_too_long_have_none(
     ]
 
 
-def test_a_prompt_without_the_text_is_refused(tiny_bart: str) -> None:
-    with pytest.raises(ValueError, match=r"prompt = 'paraphrase': include \{text\}"):
-        Paraphraser(tiny_bart, "paraphrase")
-
-
 def test_the_farthest_of_several_paraphrases_is_taken(tiny_bart: str) -> None:
     text = "the soup was cold today"
     near, far = "the soup was cold", "today we had a cold soup"

@@ -138,17 +138,3 @@ def test_of_absent_words_names_count(tmp_path: Path) -> None:
     pairs = [pair for seed in range(20) for pair in replace(common, seed=seed).build()]
     assert {pair.a[s:e] for pair in pairs for s, e in pair.hallucinated} == {"Arlen"}
     assert {"Gulls", "loudly"} <= {pair.a[s:e] for pair in pairs for s, e in pair.unknown}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"count": 1}, "count must be 2 or more, got 1"),
-        ({"words": (40, 20)}, r"words must be two numbers from 1 in order, got \(40, 20\)"),
-        ({"replaced": (0, 1.5)}, r"replaced must be .*\(0, 1.5\)"),
-        ({"lower": -1}, "lower must be a share, 0 to 1, got -1"),
-    ],
-)
-def test_wrong_settings_are_refused(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PassagePairs(**{"texts": ["t"], "count": 2, **changes})  # type: ignore[arg-type]

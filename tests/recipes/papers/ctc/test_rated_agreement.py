@@ -10,7 +10,6 @@ import pytest
 import torch
 from lightning_choice import quiet_trainer
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.demos.boring_classes import BoringModel
 from scipy import stats
 from tiny_models import save_bert
 from torch.utils.data import DataLoader
@@ -121,20 +120,3 @@ def test_a_constant_rating_has_no_correlation_and_a_trial_reads_two_rows(encoder
         module = TokenAlignerTrainer(encoder, "model")
         trainer = fitted(module, RatedAgreement([f"{file}.json"]), **options)
         assert trainer.callback_metrics[f"agreement/{file}_consistency"].isnan()
-
-
-class Boring(BoringModel):
-    """A module of another kind."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any: ...
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None: ...
-
-
-def test_bad_arguments(encoder: str) -> None:
-    with pytest.raises(ValueError, match="must have different names"):
-        RatedAgreement(["news.json", "./news.json"])
-    with pytest.raises(ValueError, match=r"statistic must be .*'r'"):
-        RatedAgreement(["news.json"], "r")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="RatedAgreement needs an AlignerTrainer, not"):
-        fitted(Boring(), RatedAgreement(["news.json"]))

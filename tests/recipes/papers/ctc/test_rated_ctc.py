@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -203,21 +202,6 @@ def test_the_papers_ablations_of_dialog_are_of_models_of_the_files_task(encoder:
     assert published == {k: dict(zip(kinds, v, strict=True)) for k, v in expected.items()}
 
 
-PUBLISHED = {"persona_chat": DIALOGS, "topical_chat": DIALOGS, "yelp": TRANSFERS,
-             "summeval": SUMMARIES}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_all_published_figures_of_a_file_are_printed(
-    name: str, encoder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    evaluated(f"{name}.json", PUBLISHED[name], encoder, "--published=all")
-    printed = Counter(re.findall(r"-?\d\.\d{4}", capsys.readouterr().out))
-    figures = Counter(f"{figure.value:.4f}" for figure in published(f"{name}.json"))
-    assert figures
-    assert not figures - printed
-
-
 def test_word_length_has_the_papers_figures(data_dir: Path) -> None:
     """All that Tables F.1, F.2 and F.6 print of it, by scipy and by our baseline."""
     rows = json.loads((data_dir / "ctc" / "persona_chat.json").read_text("utf-8"))
@@ -319,62 +303,6 @@ def test_relevance_by_several_references_is_that_of_their_mean(
     assert variants["r → y × y → x"]["published"] == (best if count == 1 else dict.fromkeys(best))
     assert ("Table D.3" in printed) == (count != 1)  # without figures for it, the best
     assert "CTC E BERT-base" in printed  # of consistency, which has no references
-
-
-def test_a_file_without_the_scores_of_a_table_has_none(encoder: str) -> None:
-    found = evaluated("qags_cnndm.json", without(SUMMARIES, "relevance"), encoder)
-    assert found["ablations"] == []
-    assert {row["score"] for row in found["correlations"]} == {"consistency", "word_length"}
-    found = evaluated("persona_chat.json", DIALOGS, encoder, "--aggregate=mean")
-    assert found["ablations"] == []
-    scores = {row["score"] for row in found["correlations"]}
-    assert scores == {"engagingness", "groundedness", "word_length"}
-    assert {row["level"] for row in found["correlations"]} == {"sample", "system"}
-
-
-def third(**changes: Any) -> list[dict[str, Any]]:
-    """Return rows of which the third is changed."""
-    return [*SUMMARIES[:2], SUMMARIES[2] | changes, *SUMMARIES[3:]]
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "message"),
-    [
-        (third(references=[]), [], "summeval.json: references[2] must be a list of texts"),
-        (third(references=["one"]), [], "summeval.json: references[2] has 1 texts, must be 3"),
-        (third(summary=None), [], "summeval.json: summary[2] is null"),
-        (third(relevance="high"), [], "relevance[2] must be a number"),
-        (SUMMARIES, ["--references=4"], "references = 4 must be 1 to 3, the references of each te"),
-        (SUMMARIES, ["--references=0"], "references = 0 must be 1 to 3"),
-        (SUMMARIES, ['--model={"relevance_output": "a"}'], "must have one for each of"),
-        (
-            without(SUMMARIES, "references"),
-            [],
-            "summeval.json has the rating relevance, but no references",
-        ),
-    ],
-)
-def test_bad_rows_are_named(
-    rows: list[dict[str, Any]],
-    options: list[str],
-    message: str,
-    encoder: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        evaluated("summeval.json", rows, encoder, *options)
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize("package", ["sacrebleu", "nltk"])
-def test_a_missing_package_is_named_before_a_text_is_scored(
-    package: str, encoder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr(Alignment, "score_samples", lambda *_: pytest.fail("it scores"))
-    with pytest.raises(SystemExit):
-        evaluated("persona_chat.json", DIALOGS, encoder, "--overlap=true")
-    assert f"overlap = true needs {package}" in capsys.readouterr().err
 
 
 def test_relevance_by_an_aligner_a_direction(encoder: str, tmp_path: Path) -> None:

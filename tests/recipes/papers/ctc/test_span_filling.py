@@ -180,8 +180,3 @@ def test_the_leading_space_of_a_completion_is_kept() -> None:
 
     found = generate_batch(stub(False, generate), tokenizer, [(1,), (1, 2)], GenerationConfig(), 2)
     assert found == [" soup", "s soup"]
-
-
-def test_another_family_is_refused(pegasus: str) -> None:
-    with pytest.raises(ValueError, match="must be a BART or a decoder-only model, got pegasus"):
-        load_span_filler(pegasus)

@@ -18,7 +18,7 @@ from ctrlreward.jobs.training_job import TrainCLI, build
 from ctrlreward.models.aligner import RegressionAligner, TokenAligner
 from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
-from ctrlreward.recipes.papers.ctc.pair_file import AlignmentData, PairFile, read_pair_file
+from ctrlreward.recipes.papers.ctc.pair_file import read_pair_file
 from ctrlreward.recipes.papers.ctc.trainers import (
     NO_LABEL,
     RegressionAlignerTrainer,
@@ -215,13 +215,6 @@ def test_a_folder_of_other_files_is_refused(configured: Configured, tmp_path: Pa
     assert cli.trainer.global_step == 0
 
 
-@pytest.mark.parametrize("share", [0, 1.0])
-def test_both_splits_need_texts(share: float) -> None:
-    pairs = PairFile("pairs.jsonl", ["texts"], 2)
-    with pytest.raises(ValueError, match=rf"validation_share must be between 0 and 1, .* {share}"):
-        AlignmentData(pairs, validation_share=share)
-
-
 def test_a_token_that_touches_a_span_is_hallucinated(encoder: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     pair = AlignmentPair(0, "the soup was cold .", "the soup was small .", ((13, 17),))
@@ -229,18 +222,6 @@ def test_a_token_that_touches_a_span_is_hallucinated(encoder: str) -> None:
     assert alignment_labels(encoded, pair) == [1, 1, 1, 0, 1]
     assert alignment_labels(encoded, pair._replace(hallucinated=((5, 14),))) == [1, 0, 0, 0, 1]
     assert alignment_labels(encoded, pair._replace(hallucinated=())) == [1] * 5
-
-
-def test_the_papers_config_is_built_without_loading_anything() -> None:
-    config = CONFIGS / "paper_roberta_large.yaml"
-    assert yaml.safe_load(config.read_text())["trainer"]["accelerator"] == "gpu"
-    arguments = [f"--config={config}", "--trainer.accelerator=cpu", "--trainer.precision=32-true"]
-    cli = build(arguments)
-    assert cli.model.encoder == "FacebookAI/roberta-large"
-    assert cli.datamodule.pair_file.infiller == "facebook/bart-large"
-    regression = "ctrlreward.recipes.papers.ctc.trainers.RegressionAlignerTrainer"
-    cli = build([*arguments, f"--model.class_path={regression}", "--model.init_args.target=sum"])
-    assert cli.model.target == "sum"
 
 
 def test_words_without_a_label_count_nowhere(encoder: str) -> None:
@@ -288,13 +269,6 @@ def test_upper_layers_are_dropped_and_lower_ones_frozen(
     else:
         assert changed
         assert all("layer.1." in key for key in changed)
-
-
-@pytest.mark.parametrize("option", ["layers", "frozen_layers"])
-def test_more_layers_than_there_are(encoder: str, option: str) -> None:
-    trainer = TokenAlignerTrainer(encoder, **{option: 3})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="= 3 must be 0 to 2, the layers of"):
-        trainer.configure_model()
 
 
 @pytest.mark.parametrize("name", sorted(TRAINED_NAMES))

@@ -199,23 +199,6 @@ def test_baselines_are_in_the_figures(pegasus: str, capsys: pytest.CaptureFixtur
     assert f"{value:.4f}" in printed
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--systems", "a", "b"], "('negative', 'The soup') has 1 rows, must be a multiple of 2"),
-        (["--by-system=s.png"], "--by-system needs --systems: the file names none"),
-        (["--systems", "a", "--by-system=s.svg"], "plot must be a file that ends in .png, got s."),
-    ],
-)
-def test_systems_must_take_turns(
-    options: list[str], message: str, pegasus: str, fails: Callable[..., str]
-) -> None:
-    labels = ["positive"] * 4 + ["negative"] * ("b" in options)
-    write((label, "The soup", TEXTS[0], 1, 2, i) for i, label in enumerate(labels))
-    said = fails(*COMMAND, f"--model={pegasus}", "--task=task.yaml", *options)
-    assert message in " ".join(said.split())
-
-
 @pytest.mark.soak
 def test_levels_are_biased_samples_of_the_rows(pegasus: str) -> None:
     found = report(pegasus, "--quality-levels=q.png", "--draws=100")["quality_levels"]

@@ -125,22 +125,6 @@ def test_one_threshold_is_fitted_as_well_as_by_a_grid() -> None:
         assert fit.loss <= total_loss(pairs, (t1, t2, t3, t4), fit.scale) + 1e-9
 
 
-SCALE = "scale must be positive and finite, or None to fit it, got "
-FIXED = "fixed must be t1 to t4, with None for thresholds to fit"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(({"scale": scale}, SCALE) for scale in (0.0, -1.0, NAN, math.inf)),
-        *(({"fixed": fixed}, FIXED) for fixed in (GM_THRESHOLDS, (None, None, None))),
-    ],
-)
-def test_bad_options_raise(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], **options)
-
-
 # Degenerate fits
 
 

@@ -249,10 +249,6 @@ def test_thresholds_are_fitted_to_the_preferences(
     assert re.search(rf"all \(.*\) +{agreed:.1%} ", capsys.readouterr().out)
 
 
-def test_gm_needs_a_classifier(rated: Rows, fails: Callable[..., str]) -> None:
-    assert "--fit-gm needs GM. Pass a --classifier" in fails("--fit-gm")
-
-
 def test_correlations_are_kept_when_the_fit_fails(
     rated: Rows, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
 ) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,24 +80,6 @@ def test_malformed_ratings_raise(measure: Callable[[list[list[str]]], float]) ->
         measure([["a"]])
     with pytest.raises(ValueError, match="items is empty"):
         measure([])
-
-
-@pytest.mark.parametrize(
-    ("measure", "package"), [(fleiss_kappa, "statsmodels"), (krippendorff_alpha, "krippendorff")]
-)
-def test_a_missing_package_is_named(
-    measure: Callable[[list[list[str]]], float], package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in (package, f"{package}.stats.inter_rater"):
-        monkeypatch.setitem(sys.modules, name, None)
-    message = rf"needs {package}: pip install 'ctrlreward\[agreement\]'"
-    with pytest.raises(ImportError, match=message):
-        measure([["a", "b"]])
-
-
-def test_a_word_at_a_level_of_numbers_raises() -> None:
-    with pytest.raises(ValueError, match="rating 'good' is not a number, but level = 'ordinal'"):
-        krippendorff_alpha([["good", "bad"]], "ordinal")
 
 
 def test_the_command_reads_a_column_per_rater(

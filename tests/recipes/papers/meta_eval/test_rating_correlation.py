@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -131,25 +130,6 @@ def test_rows_without_a_system_are_left_out_and_counted() -> None:
     assert result.pearson.value == pytest.approx(stats.pearsonr([2, 4, 3], [3, 2, 5])[0])
 
 
-@pytest.mark.parametrize(
-    ("rows", "n", "failed", "note"),
-    [
-        (([1, 2, NAN], [1, 2, 3]), 2, 1, "2 rows: a correlation takes 3 or more"),
-        (([NAN], [1]), 0, 1, "0 rows: a correlation takes 3 or more"),
-        (([0.1] * 4, [1, 2, 3, 4]), 4, 0, "every row has the score 0.1"),
-        (([1, 2, 3, 4], [5] * 4), 4, 0, "every row has the rating 5"),
-        (([1, 2, 3, 4], [1, 2, 3, 4], list("aabb")), 2, 0, "2 systems: a correlation takes 3"),
-        (([NAN] * 3, [1, 2, 3], list("abc")), 0, 3, "0 systems: a correlation takes 3 or more"),
-    ],
-)
-def test_a_note_says_why_there_is_no_correlation(rows: Any, n: int, failed: int, note: str) -> None:
-    found = (sample_correlations if len(rows) == 2 else system_correlations)(*rows)
-    assert (found.n, found.failed) == (n, failed)
-    assert found.note.startswith(note)
-    for estimate in (found.pearson, found.spearman, found.kendall):
-        assert np.isnan(estimate).all()
-
-
 def test_a_single_cluster_gives_values_without_intervals() -> None:
     for result in (
         sample_correlations([1, 2, 3], [1, 3, 2], "aaa"),
@@ -187,22 +167,3 @@ def test_constant_draws_are_left_out() -> None:
     result = sample_correlations([0.1] * 3 + [0.3], [0.1] * 3 + [0.7], list("aaab"))
     for name in MEASURES:
         assert getattr(result, name) == pytest.approx((1, 1, 1))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1, 2], [1]), r"one item per row, got shapes \(2,\) and \(1,\)"),
-        (([1, 2], [1, np.inf]), r"ratings\[1\] is infinite, must be finite, NaN for failed sam"),
-        (([1, 2], [1, 2], "a"), "clusters must have one item per row, got 1 for 2 rows"),
-        (([1, 2], [1, 2], "ab", 95), r"confidence must be between 0 and 1 .*, got 95 and 1000"),
-        (([1, 2], [1, 2], "ab", 0.9, 0), r"resamples 1 or more, got 0\.9 and 0"),
-    ],
-)
-def test_bad_arguments(arguments: tuple, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sample_correlations(*arguments)
-    with pytest.raises(ValueError, match=message):
-        system_correlations(*arguments[:2], [None] * 2, *arguments[2:])
-    with pytest.raises(ValueError, match="systems must have one item per row, got 1 for 2"):
-        system_correlations([1, 2], [1, 2], ["a"])

@@ -86,25 +86,6 @@ def test_the_vocabulary_is_that_of_the_training_sentences(folder: Path) -> None:
     assert len(sentences_of(folder, subwords=60).tokenizer) == 60
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"files": {"one": "bad"}}, "files must have two styles, got one"),
-        ({"count": 10}, r"good has 9 sentences of 1 to 15 words that are not held out, fewer than"),
-        ({"words": (12, 14)}, r"bad has 0 sentences of 12 to 14 words .*\. Use a larger file, a"),
-        ({"subwords": 60, "max_words": 5}, "subwords = 60 and max_words = 5 exclude each other"),
-        ({"words": (5, 4)}, r"words must be two numbers .*, got \(5, 4\)"),
-        ({"batch_size": 0}, "batch_size and count must be 1 or more, got 0"),
-        ({"count": 0}, "batch_size and count must be 1 or more, got .* and 0"),
-        ({"shuffle_distance": float("nan")}, "shuffle_distance must be 0 or more, got nan"),
-        ({"min_count": 99}, "min_count = 99: no word"),
-    ],
-)
-def test_bad_input(folder: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sentences_of(folder, **options)
-
-
 def test_judges_are_trained_first(folder: Path) -> None:
     trained = []
     judge: Any = SimpleNamespace(train_if_absent=lambda: trained.append(1))

@@ -70,22 +70,6 @@ def test_a_seed_fixes_the_split_and_other_files_stay(files, tmp_path: Path) -> N
     assert read(folders[0]) == first
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"files": {"old": ["x"]}}, "files must have two styles, got old"),
-        ({"files": {"a": "x", "b": ["y"]}}, "files of a must be a list of one file or more, got"),
-        ({"words": (9, 8)}, r"words must be two numbers of 1 or more in order, got \(9, 8\)"),
-        ({"dev": 0}, "dev must be 1 or more, got 0"),
-        ({"test": 9}, "old: 11 sentences of 6 to 25 words, but dev and test take 11. Add files"),
-    ],
-)
-def test_wrong_options(files, tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        write_literature(**{"files": files, "folder": str(tmp_path / "d"), "dev": 2, **options})
-    assert not (tmp_path / "d").exists()
-
-
 def test_command(files, tmp_path: Path, fails: Callable[..., str], capsys) -> None:
     options = ["--files", json.dumps(files), "--dev=2", "--test=2", "--folder"]
     literature.main([*options, str(tmp_path / "rule")])

@@ -54,27 +54,6 @@ def test_pairs_are_drawn_at_random(file: Path) -> None:
     assert Paraphrases(str(file), 2, 7).pairs() == Paraphrases(str(file), 2, 7).pairs()
 
 
-@pytest.mark.parametrize("line", ["no tab here", "an empty side\t", "\tanother", " \t "])
-def test_a_line_that_is_no_pair_is_named(file: Path, line: str) -> None:
-    content = file.read_text().rstrip("\n")
-    file.write_text(f"{content}\n{line}\n")
-    if not line.strip():  # a blank line
-        assert len(Paraphrases(str(file)).pairs()) == 3
-        return
-    with pytest.raises(ValueError, match=r"pairs, line 6: .* is not a pair, must be two sentences"):
-        Paraphrases(str(file)).pairs()
-
-
-def test_no_pair_raises(file: Path) -> None:
-    file.write_text("so\tso good\n")
-    with pytest.raises(ValueError, match=r"pairs: there is no pair in which .* lines u<TAB>v"):
-        Paraphrases(str(file)).pairs()
-    with pytest.raises(ValueError, match=r"rewritten training sentences.*: there is no pair"):
-        Paraphrases().pairs(["zzz xxx"], ["yyy"])
-    with pytest.raises(ValueError, match="count must be 1 or more, got 0"):
-        Paraphrases(count=0)
-
-
 # The stand-in
 
 

@@ -196,22 +196,3 @@ def test_the_best_epoch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     config = json.loads((tmp_path / "models" / "style_0" / "config.json").read_text())
     assert config["training"]["epoch"] == 2
     assert config["training"]["perplexity"] == 2.0
-
-
-def test_bad_input_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="epochs and batch_size must be 1 or more, got 0 and 64"):
-        StyleModels(epochs=0)
-    with pytest.raises(ValueError, match="share must be between 0 and 1, exclusive, got 1"):
-        StyleModels(validation_share=1)
-    with pytest.raises(ValueError, match="nowhere does not contain a style's language model"):
-        load_style_model(tmp_path / "nowhere")
-    one = data_of({"cold": STYLES["cold"][:1], "lovely": STYLES["lovely"]}, tmp_path)
-    with pytest.raises(ValueError, match="the style cold has 1 sentences, must have two or more"):
-        StyleModels(str(tmp_path / "one"), **TINY).trained(one)
-    data = data_of(STYLES, tmp_path)
-    with pytest.raises(ValueError, match=r"no finite perplexity .* a learning_rate below inf"):
-        StyleModels(str(tmp_path / "inf"), **TINY, learning_rate=math.inf).trained(data)
-    (tmp_path / "mine" / "style_0").mkdir(parents=True)
-    (tmp_path / "mine" / "style_0" / "thesis.tex").write_text("")
-    with pytest.raises(ValueError, match=r"style_0 contains thesis\.tex, .*would be deleted"):
-        StyleModels(str(tmp_path / "mine"), **TINY).trained(data)

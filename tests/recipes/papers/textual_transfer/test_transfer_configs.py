@@ -8,10 +8,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
-from ctrlreward.command_line.config_files import with_extended
 from ctrlreward.recipes.papers.textual_transfer.batches import TransferSentences
 from ctrlreward.recipes.papers.textual_transfer.transfer_model import TextualTransfer
 
@@ -104,20 +102,3 @@ def test_selection_and_report_never_see_training_sentences() -> None:
         if sentences:
             assert trained_on <= set(sentences["exclude"])
             assert not trained_on & set(sentences["files"].values())
-
-
-def test_a_base_that_extends_itself_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("extends: a.yaml")
-    with pytest.raises(ValueError, match=r"a\.yaml extends itself"):
-        with_extended(["--config", str(tmp_path / "a.yaml")])
-
-
-def test_the_small_setting_changes_nothing_of_the_callbacks_but_sentence_lengths() -> None:
-    """A list can't be changed in part by a second `--config`, so it is repeated."""
-    callbacks = read("small.yaml")["trainer"]["callbacks"]
-    words = read("small.yaml")["data"]["init_args"]["words"]
-    for callback in callbacks:
-        sentences = callback["init_args"].get("sentences")
-        if sentences:
-            assert sentences.pop("words")[1] == words[1]
-    assert callbacks == read("yelp.yaml")["trainer"]["callbacks"]

@@ -12,7 +12,6 @@ import pytorch_lightning as pl
 import torch
 from lightning_choice import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from ctrlreward import Samples
 from ctrlreward.callbacks import HistoryLogger
@@ -155,35 +154,6 @@ def test_transfers_are_those_of_single_sentences(folder: Path) -> None:
     assert not any("<" in text for text in together)
     model.train()
     assert model.complete_samples(samples) == together  # without dropout
-
-
-def test_an_unknown_label_is_named(folder: Path) -> None:
-    model = model_of(folder, lambdas={})
-    trained(model, data_of(folder))
-    with pytest.raises(ValueError, match=r"label 'fine' is not a style of the model, .* bad, good"):
-        model.complete_samples(Samples([""], sources=["the food"], labels=["fine"]))
-
-
-@pytest.mark.parametrize(
-    ("lambdas", "message"),
-    [
-        ({"cycl": 5.0}, "a key of lambdas must be one of .*, got 'cycl' .*did you mean 'cycle'"),
-        ({"cycle": -1.0}, "'cycle'.* must be 0 or more, got -1.0"),
-    ],
-)
-def test_wrong_losses_are_named(lambdas: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TextualTransfer(lambdas)
-
-
-@pytest.mark.parametrize(
-    ("loss", "option"), [("language", "style_models"), ("paraphrase", "paraphrases")]
-)
-def test_what_a_loss_needs_is_named(folder: Path, loss: str, option: str) -> None:
-    files = {"bad": str(folder / "bad"), "good": str(folder / "good")}
-    data = TransferSentences(files, min_count=1, batch_size=4)
-    with pytest.raises(MisconfigurationException, match=option):
-        trained(TextualTransfer({loss: 0.2}, **SIZES), data)
 
 
 # Checkpoints

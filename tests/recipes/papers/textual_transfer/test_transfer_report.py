@@ -224,12 +224,3 @@ def test_meteor_equals_its_formula() -> None:
         assert reference_meteor(Samples([text], references=[reference])) == pytest.approx(expected)
     pair = Samples(["a big soup", "tea"], references=["one large stew", "tea"])
     assert reference_meteor(pair) == pytest.approx(meteor(1, 1, 1, 1) / 2)
-
-
-def test_a_line_without_reference_is_named(references: dict[str, str]) -> None:
-    Path(references["sour"]).write_text("the soup .\tthe tea .\nthe inn .\n")
-    message = r"sour.pairs:2 must be source ⇥ reference, got 'the inn \.\\n'"
-    with pytest.raises(ValueError, match=message):
-        read_references(references)
-    with pytest.raises(ValueError, match="references must have two styles, got sour"):
-        read_references({"sour": references["sour"]})

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from ctrlreward.recipes.papers.textual_transfer.vocabulary import (
@@ -84,22 +83,3 @@ def test_subwords_of_real_sentences(data_dir: Path) -> None:
     again = subword_vocabulary(lines, 500).backend_tokenizer
     assert tokenizer.backend_tokenizer.to_str() == again.to_str()
     assert decoded(tokenizer, "so ☃ .") == "so <unk> ."
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: word_vocabulary(SENTENCES, 9), "min_count = 9: no word .* a smaller number"),
-        (lambda: word_vocabulary(SENTENCES, 0), "min_count must be 1 or more, got 0"),
-        (lambda: word_vocabulary(SENTENCES, 1, 0), "max_words must be 1 or more, got 0"),
-        (lambda: subword_vocabulary(SENTENCES, 10), r"size must be larger than the 2\d .*got 10"),
-        (lambda: vocabulary_from_json("{}"), "is not a tokenizer: "),
-        (
-            lambda: vocabulary_from_json(Tokenizer(models.WordLevel({"a": 0}, "a")).to_str()),
-            r"begins with \('a', None, None, None\), not with .*\. Build it with word_vocabulary",
-        ),
-    ],
-)
-def test_bad_input(build, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build()
