@@ -306,9 +306,6 @@ FIRST, SECOND = judges("first", "second").values()
 SHARE, ACCURACY = shares("a")["a"], transfer()["accuracy"]
 
 
-AB = {"a": FIRST, "b": SECOND}
-
-
 @pytest.mark.parametrize(
     ("components", "aggregate", "options", "message"),
     [

@@ -84,17 +84,6 @@ def test_equal_calls_share_one_object(files: None) -> None:
     assert sentence_vectors(["corpus"], vectors="vectors", centred=False) is not first
 
 
-<<<<<<< HEAD
-def test_wrong_files(files: None) -> None:
-    with pytest.raises(TypeError, match="corpus must be a list of files, got 'corpus', a str"):
-        sentence_vectors("corpus", vectors="vectors")
-    Path("held_out").write_text("held out soup\n")
-    with pytest.raises(ValueError, match="corpus = held_out, held_out has no sentence outside"):
-        sentence_vectors(["held_out"] * 2, ["held_out"], "vectors")
-
-
-=======
->>>>>>> 29060ecc (Tests of wording leave: refusals, printed tables, options of the command line; what stays names the argument alone)
 FUNCTION = "ctrlreward.recipes.scoring_models.word_vectors.sentence_vectors"
 OPTIONS = {"corpus": ["corpus"], "vectors": "vectors"}
 
