@@ -1,4 +1,4 @@
-"""A user's file that uses every public name in the calls they are made for.
+"""A user's file, with the calls that each package is made for.
 
 `test_users_file.py` runs it, and `make lint` checks it with `mypy --strict`.
 """
@@ -20,14 +20,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import ctrlreward as cr
-from ctrlreward import callbacks, functional, lightning, policy, scorers, selection, serving
+from ctrlreward import callbacks, lightning, policy, scorers, selection, serving
 from ctrlreward.adapters import openrlhf, torchmetrics, trl, verl
-from ctrlreward.adapters.best_checkpoint import BestCheckpoint
 from ctrlreward.plots.curves import draw_front
 from ctrlreward.recipes.controlled_generation.label_descriptions import LabelDescriptions
 from ctrlreward.recipes.papers.ctrleval.evaluator_chart import bar_chart
 from ctrlreward.reward import AnyReward
-from ctrlreward.runs import read_stored_run
 from ctrlreward.serving import get_reward
 
 Floats = npt.NDArray[np.float64]
@@ -52,47 +50,6 @@ class Words(cr.Scorer):
 
     def score_samples(self, samples: cr.Samples) -> dict[str, Floats]:
         return {"words": np.array([float(len(text.split())) for text in samples.texts])}
-
-
-class Characters(cr.Scorer):
-    """A scorer whose specs never change."""
-
-    specs = {"characters": cr.ScoreSpec(False, (0.0, np.inf))}  # noqa: RUF012
-
-    def score_samples(self, samples: cr.Samples) -> dict[str, Floats]:
-        return {"characters": np.array([float(len(text)) for text in samples.texts])}
-
-
-class CharactersPerWord(scorers.CompositeScorer):
-    """A combination of both."""
-
-    @property
-    def specs(self) -> Mapping[str, scorers.ScoreSpec]:
-        return {"width": scorers.ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
-
-    @property
-    def parts(self) -> Sequence[scorers.Scorer]:
-        return [Characters(), Words()]
-
-    def score_samples(self, samples: cr.Samples) -> dict[str, Floats]:
-        characters, words = (part.score(samples) for part in self.parts)
-        return {"width": characters["characters"] / words["words"]}
-
-
-class Rare(scorers.ModelScorer[cr.InverseFrequency]):
-    """A scorer with a model."""
-
-    @property
-    def specs(self) -> Mapping[str, cr.ScoreSpec]:
-        return {"rare": cr.ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
-
-    def build_model(self, name: str) -> cr.InverseFrequency:
-        return cr.InverseFrequency.from_file(name)
-
-    def score_samples(self, samples: cr.Samples) -> dict[str, Floats]:
-        with self.locked_model() as table:
-            weights = [table.sentence_weight([len(text)]) for text in samples.texts]
-        return {"rare": np.array(weights)}
 
 
 class Sentiment:
@@ -133,32 +90,13 @@ def scores_of_texts() -> None:
     repeated: Floats = cr.Repetition("smollm2-135m", n=2).score(TEXTS)["repetition"]
     assert repeated.shape == (len(TEXTS),)
     polarity: Floats = cr.LexiconSentiment(labels=["bad", "good"])["polarity"](TEXTS)
-    assert scorers.LexiconSentiment()(TEXTS, labels="positive")["polarity"].shape == polarity.shape
-    polite: cr.Criterion = scorers.Criterion("Is it polite?", [1, 2, 3])
-    assert cr.Rubric("Rate this: {text}", criteria={"polite": polite}).range == (1.0, 3.0)
-    rubric = cr.Rubric("Is this warm? {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
-    warmth: Floats = cr.Judge("smollm2-135m", scorers.Rubric(rubric.prompt, rubric.answers))[
-        "rating"
-    ](TEXTS)
-    assert scorers.Judge("m", rubric, address="http://127.0.0.1:8000/v1").devices == ()
-    assert warmth.shape == (2,)
+    assert polarity.shape == (2,)
     similarity = cr.Similarity(VECTORS)
     cosine: Floats = similarity.score(TEXTS, sources="soup")["similarity"]
     VECTORS.save("vectors")
     loaded: cr.WordVectors = cr.WordVectors.load("vectors")
     assert loaded.embed(TEXTS).shape == (2, 2)
     assert cosine.shape == (2,)
-
-    rated: cr.RewardModel = cr.RewardModel("folder", template="plain", weights={"helpful": 1.0})
-    assert rated.required_columns() == {}
-    remote = cr.RemoteRewardModel("http://127.0.0.1:8000", "rm", outputs=["helpful"])
-    assert remote["helpful"].spec.higher_is_better
-    assert (cr.Perplexity("smollm2-135m", max_tokens=64).score(TEXTS)["perplexity"] >= 1).all()
-    assert not cr.BARTScore(aspects="f_score").specs["f_score"].range[1]
-    both: Sequence[str] = ["faithfulness", "recall"]
-    assert [*scorers.BARTScore("facebook/bart-large-cnn", ["faithfulness", "recall"]).specs] == both
-    assert isinstance(scorers.Perplexity(), cr.ModelScorer)
-    assert functional.label_bias([[[-1.0, -4.0]], [[-2.0, -3.0]]]).tolist() == [[1, -1]]
 
     label = cr.attribute_label({"sentiment": "negative", "tense": None})
     attributes = cr.AttributeClassifier({"sentiment": Sentiment()})
@@ -168,47 +106,10 @@ def scores_of_texts() -> None:
     figures = quality.corpus(cr.Samples(TEXTS, labels=["negative"] * 2, sources=TEXTS))
     assert figures["gm"] >= 0
 
-    table = cr.InverseFrequency(np.linspace(0, 1, 99))
-    table.save("iwf.txt")
-    assert Rare("iwf.txt").score(TEXTS)["rare"][0] == table.sentence_weight([9])
-    assert cr.CompositeScorer.score(CharactersPerWord(), TEXTS)["width"].tolist() == [4.5, 5.0]
     classifier = cr.Classifier("distilbert/distilbert-base-uncased-finetuned-sst-2-english")
     probabilities: Floats = classifier.probabilities(TEXTS)
     assert isinstance(cr.Accuracy(classifier), cr.ModelScorer)
     assert probabilities.shape == (2, len(classifier.labels))
-
-
-def scores_of_tables() -> None:
-    import datasets  # type: ignore[import-untyped,unused-ignore]
-    import pandas as pd  # type: ignore[import-untyped,unused-ignore]
-
-    columns = {"text": TEXTS, "source": ["soup", "soup"], "stars": [4, 2]}
-    similarity = scorers.Similarity(VECTORS)
-    frame = similarity.score(pd.DataFrame(columns), labels=np.array(["a", "b"]))["similarity"]
-    rows = similarity.score(datasets.Dataset.from_dict(columns))["similarity"]
-    assert frame.tolist() == rows.tolist()
-    samples = cr.as_samples(pd.DataFrame(columns), labels="positive")
-    samples.to_jsonl("samples.jsonl")
-    assert cr.Samples.from_jsonl("samples.jsonl") == samples
-
-
-def the_same_scorers_by_their_room() -> list[scorers.Component]:
-    quality = scorers.TransferQuality(
-        scorers.Accuracy(scorers.CTRLEval()), scorers.Similarity(), scorers.Perplexity()
-    )
-    attributes = scorers.AttributeClassifier({"topic": scorers.CTRLEval(task="topic")})
-    assert scorers.attribute_label({"topic": "world"}) == "topic=world"
-    alignment = scorers.Alignment(method="embedding", stop_words=["the"], aggregate="mean")
-    similar = scorers.Similarity(VECTORS)
-    names = ["gm", "accuracy", "preservation", "distinct_2", "repetition"]
-    names += ["reward", "reward"]
-    several: list[scorers.Scorer] = [quality, attributes, alignment, scorers.Distinct()]
-    several += [scorers.Repetition(n=2)]
-    served = scorers.RemoteRewardModel("http://127.0.0.1:8000")
-    several += [served, scorers.RewardModel("folder", weights={"helpful": 1.0})]
-    function: scorers.ComponentLike = scorers.FunctionScorer(brevity, pointwise=True)
-    assert cr.Reward([function, similar]).weights == {"brevity": 1.0, "similarity": 1.0}
-    return [scorer[name] for scorer, name in zip(several, names, strict=True)]
 
 
 def brevity(texts: list[str]) -> list[float | None]:
@@ -349,15 +250,6 @@ class Prompts(Dataset[cr.Samples]):
         return cr.Samples(["cold soup", "hot soup"], sources=["soup", "soup"]).as_prompts()
 
 
-def own_loop() -> None:
-    held_out = cr.HeldOutScorer({"content": cr.Similarity(VECTORS)}, HELD_OUT)
-    rule = selection.BestRule("score/content")
-    metrics = held_out.evaluate(lambda prompts: [" soup" for _ in prompts])
-    state, _ = rule.update(rule.start(), 10, metrics, evidence=held_out.evidence)
-    stop = cr.huggingface.RewardEarlyStopping("score/content", patience=2)
-    print(rule.best(state), stop.monitor)
-
-
 def own_module() -> None:
     content = cr.Similarity(VECTORS)
     scorer = callbacks.GenerationScorer({"content": content}, HELD_OUT)
@@ -456,88 +348,7 @@ def own_module_of_lightning() -> None:
     assert len(front.kept) == 1
 
 
-def policy_gradient_of_lightning() -> None:
-    tuner = lightning.PolicyTuner(
-        model="smollm2-135m",
-        reward=content_reward(),
-        objective=lightning.Objective("dapo", beta=0.1),
-        generation=lightning.Generation(num_generations=2, max_completion_length=4),
-        optimizer=lightning.OptimizerConfig(learning_rate=1e-4),
-        lora=lightning.LoRA(r=2),
-    )
-    shaping = lightning.RewardShaping(
-        potential=lightning.Potential(cr.Similarity(VECTORS)["similarity"], discount=0.0),
-        window=lightning.LengthWindow(0, 4, 0.1),
-        overlong=lightning.SoftOverlong(4, 2),
-        normalise=True,
-        reference=lightning.ReferenceReward(scale=2.0),
-        clip=(0.0, None),
-        length_alpha=0.1,
-        ranges={"content": lightning.UsefulRange(low=-0.1, from_start=True)},
-    )
-    assert callbacks.ReferenceReward("sources").scale == 1.0
-    more: list[L.Callback] = [lightning.RolloutSamples()]
-    trainer = L.Trainer(max_steps=1, callbacks=[shaping, *more])
-    trainer.fit(tuner, DataLoader(Prompts(), batch_size=None))
-    assert shaping.moments.count > 0
-
-
 # Decisions and formulas
-
-
-def decisions() -> None:
-    stop = selection.StopRule("sim", patience=1)
-    rules = selection.RunRules(best=selection.BestRule("sim"), stop=stop)
-    seen = [selection.RunValidation(10, {"sim": 0.5}), selection.RunValidation(20, {"sim": 0.4})]
-    decided: selection.Decided = list(rules.replay(seen))[-1]
-    assert decided.best == 10
-    assert BestCheckpoint("named", rules)(10, {"sim": 0.5}).stopped is False
-    assert read_stored_run("named").keys == ["sim"]
-    stopping: selection.StopState = stop.start()
-    halted: selection.StopDecision
-    best = selection.BestRule("sim", top_k=1, constraints={"pp": (None, 100)})
-    kept: selection.BestState = best.start()
-    choice: selection.KeepDecision
-    front = selection.ParetoRule({"sim": "max", "pp": "min"})
-    points: selection.ParetoState = front.start()
-    guard = selection.AlarmRule("sim", "pp", held_out_mode="min")
-    watched: selection.AlarmState = guard.start()
-    alarm: selection.AlarmDecision
-    for step, sim in [(100, 0.5), (200, 0.4)]:
-        metrics = {"sim": sim, "pp": 40.0}
-        stopping, halted = stop.update(stopping, step, metrics)
-        kept, choice = best.update(kept, step, metrics, stale=["loss"])
-        points, choice = front.update(points, step, metrics)
-        watched, alarm = guard.update(watched, step, metrics)
-    assert (halted.stop, choice.keep, alarm.alarm) == (True, False, False)
-    drift = selection.DriftMonitor(reference_steps=2)
-    rollouts = selection.Rollouts(1, ["a", "a"], ["Soup.", "A soup."], np.array([0.5, 1.0]), {})
-    drifts: list[selection.DriftAlarm] = drift.update(rollouts)[1]
-    assert (drifts, cr.watch(brevity)(["A soup."])) == ([], brevity(["A soup."]))
-    assert best.best(kept) == front.best(points) == 100
-
-
-def formulas() -> None:
-    gm: Floats = functional.adjusted_gm([0.9], np.array([0.8]), 50.0)
-    assert gm.shape == (1,)
-    table = {"sim": {"A": 0.5, "B": 0.6}}
-    assert functional.compare_tables([table, table]).mean_cv_star == 0
-    assert functional.correlate([1, 2, 3], [1, 2, 4]).n == 3
-    assert functional.cv_star([0.5, 0.5]) == 0
-    assert functional.distinct_n([[1, 2], [1, 2]], n=1) == 0.5
-    assert functional.distinct_by_group([[1, 2], [1, 1]], 1, ["a", "b"]) == {"a": 1.0, "b": 0.5}
-    assert functional.findings_upheld({"A": 0.5, "B": 0.6}, {"A": 0.4, "B": 0.6}).share == 1
-    idf: dict[str, float] = functional.inverse_document_frequency([["cold", "soup"], ["soup"]])
-    cr.WordVectors({"soup": np.array([1.0, 0.0])}, idf)
-    weights: Floats = functional.inverse_frequency([1, 2], sentences=2)
-    cr.InverseFrequency(weights)
-    front: npt.NDArray[np.bool_] = functional.non_dominated([[0.5, 40], [0.6, 30]], ["max", "min"])
-    assert front.tolist() == [False, True]
-    change: functional.Estimate = functional.paired_bootstrap([0.1, 0.1], [0.2, 0.3], ["a", "b"])
-    assert change.low <= change.value <= change.high
-    ranked: float = functional.auc([0.9, 0.2], [True, False])
-    gain = functional.paired_auc_bootstrap([0.1, 0.1], [0.2, 0.3], [False, True], ["a", "b"])
-    assert (ranked, gain.value) == (1.0, 0.5)
 
 
 def mistakes() -> None:
@@ -565,14 +376,8 @@ def mistakes() -> None:
 
 if __name__ == "__main__":
     scores_of_texts()
-    scores_of_tables()
-    the_same_scorers_by_their_room()
     rewards()
     other_trainers()
-    own_loop()
     own_module()
     policy_gradient()
     own_module_of_lightning()
-    policy_gradient_of_lightning()
-    decisions()
-    formulas()

@@ -197,43 +197,34 @@ def test_a_rubric_shows_other_columns() -> None:
         Judge("m", rubric, "http://127.0.0.1:9").score(["a"], sources=["b"])
 
 
+ASKED = {"question": "b", "answers": [1, 2]}
+
+
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "name"),
     [
-        ({"prompt": "{txt}"}, r"prompt has \{txt\}, must be one of"),
-        ({"prompt": "{text"}, "Write {{ and }} for braces"),
-        ({"prompt": "How?"}, r"prompt must have \{text\}"),
-        ({"prompt": 3}, "prompt = 3 must be a string"),
-        ({"answers": {"good": "high", "bad": 0}}, "answers: good = 'high' must be a number"),
-        ({"answers": {True: 1, False: 0}}, "answers: True is not text. Write it in quotes"),
-        ({"answers": {"good": 1}}, "must be two or more"),
-        ({"answers": {"good": 1, "bad": 1}}, "answers all have the same score"),
-        ({"reason": "yes"}, "reason must be true or false, got 'yes'"),
-        ({"criteria": {"a": WARM}}, "criteria have the answers themselves"),
-        ({"answers": (), "criteria": {}}, "criteria = {} must be a mapping, name → Criterion"),
-        ({"answers": (), "criteria": {"a": 3}}, r"criteria\['a'\] = 3 must be a Criterion"),
-        ({"answers": (), "criteria": {1: 3}}, "criteria: 1 is not text"),
-        ({"answers": (), "criteria": {"rating": 3}}, "criteria has 'rating', the name of their"),
-        (
-            {"answers": (), "criteria": {"a": {"question": "b"}}},
-            "must have the keys question and answers.*got q",
-        ),
-        (
-            {"answers": (), "criteria": {"a": {"question": "b", "answers": [1]}}},
-            r"criteria\['a'\]: answers must be two or more, such as .*, got \{1: 1\}",
-        ),
-        (
-            {"answers": (), "criteria": {"a": {"question": " ", "answers": [1, 2]}}},
-            "question = ' ' must be",
-        ),
-        (
-            {"answers": (), "criteria": {"a": {"question": "b", "answers": [1, 2], "weight": 0}}},
-            "weight must be a positive number, got 0",
-        ),
+        ({"prompt": "{txt}"}, "prompt"),
+        ({"prompt": "{text"}, "braces"),
+        ({"prompt": "How?"}, "prompt"),
+        ({"prompt": 3}, "prompt"),
+        ({"answers": {"good": "high", "bad": 0}}, "answers"),
+        ({"answers": {True: 1, False: 0}}, "answers"),
+        ({"answers": {"good": 1}}, "two"),
+        ({"answers": {"good": 1, "bad": 1}}, "answers"),
+        ({"reason": "yes"}, "reason"),
+        ({"criteria": {"a": WARM}}, "criteria"),
+        ({"answers": (), "criteria": {}}, "criteria"),
+        ({"answers": (), "criteria": {"a": 3}}, "criteria"),
+        ({"answers": (), "criteria": {1: 3}}, "criteria"),
+        ({"answers": (), "criteria": {"rating": 3}}, "criteria"),
+        ({"answers": (), "criteria": {"a": {"question": "b"}}}, "answers"),
+        ({"answers": (), "criteria": {"a": {"question": "b", "answers": [1]}}}, "answers"),
+        ({"answers": (), "criteria": {"a": {**ASKED, "question": " "}}}, "question"),
+        ({"answers": (), "criteria": {"a": {**ASKED, "weight": 0}}}, "weight"),
     ],
 )
-def test_wrong_rubrics(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_wrong_rubrics(given: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
         Rubric(**{"prompt": "Rate {text}", "answers": [1, 2], **given})
 
 
@@ -250,25 +241,19 @@ def test_a_rubric_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        (
-            {"rubric": "no-such.yaml"},
-            "the rubric no-such.yaml does not exist. Pass the path of a YAML",
-        ),
-        ({"address": "localhost:8000"}, "address must be a URL such as .*, got 'localhost:8000'"),
-        (
-            {"address": None, "key_variable": "KEY"},
-            "key_variable is for a server, but address is None",
-        ),
-        ({"concurrency": 0}, "concurrency"),
-        ({"timeout": 0}, "timeout must be positive, got 0"),
-        ({"max_retries": -1}, "max_retries must be 0 or more, got -1"),
-        ({"max_tokens": 0}, "max_tokens must be .* got 0"),
+        {"rubric": "no-such.yaml"},
+        {"address": "localhost:8000"},
+        {"key_variable": "KEY", "address": None},
+        {"concurrency": 0},
+        {"timeout": 0},
+        {"max_retries": -1},
+        {"max_tokens": 0},
     ],
 )
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, OSError), match=message):
+def test_wrong_options(options: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, OSError), match=next(iter(options))):
         Judge("m", **{"rubric": RATE, "address": "http://127.0.0.1:9", **options})
 
 

@@ -189,16 +189,16 @@ def test_another_reply_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"address": "host:8000"}, "address must be a URL such as 'http://127.0.0.1:8000'"),
-        ({"template": "chat"}, "is rendered by the model's tokenizer, but tokenizer is None"),
-        ({"weights": {"help": 1.0}}, "each key of weights must be one of reward, got 'help'"),
-        ({"outputs": ()}, "outputs must be one or more distinct names"),
-        ({"patience": -1}, "patience must be 0 seconds or more, got -1"),
-        ({"batch_texts": 0}, "batch_texts must be positive, got 0"),
+        {"address": "host:8000"},
+        {"template": "chat"},
+        {"weights": {"help": 1.0}},
+        {"outputs": ()},
+        {"patience": -1},
+        {"batch_texts": 0},
     ],
 )
-def test_wrong_arguments_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_wrong_arguments_are_named(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
         RemoteRewardModel(**{"address": "http://127.0.0.1:9", **options})
