@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ctrlreward.adapters.best_checkpoint import BestCheckpoint
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, RunRules, StopRule
