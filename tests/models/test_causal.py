@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -100,21 +99,6 @@ def test_a_context_in_pieces_is_the_context(llama: CausalLM, pieces: list[str]) 
     )
     np.testing.assert_array_equal(whole.ids, cut.ids)
     np.testing.assert_allclose(whole.log_probs, cut.log_probs, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        (TEXT, (("", " good"),)),
-        ([TEXT], (("", " good"),)),
-        ((TEXT,), " good"),
-        ((TEXT,), (" good",)),
-        ((("", " good"),), (TEXT,)),
-    ],
-)
-def test_a_text_or_a_list_is_not_a_tuple_of_texts(llama: CausalLM, parts: tuple[Any, Any]) -> None:
-    with pytest.raises(TypeError, match=r"^Continuation\(.* Write Continuation\(\(prompt,\), "):
-        llama.answer([Continuation(*parts)])
 
 
 @pytest.mark.parametrize("family", ["bloom", "falcon", "mamba", "lfm2"])

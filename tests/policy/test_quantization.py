@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import peft
@@ -41,13 +40,6 @@ def wide(folder: str, tmp_path: Path) -> str:
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(path)
     return path
-
-
-def test_without_the_package_the_error_has_the_command(tuner, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    message = r"lora\.quantization = 'nf4' needs bitsandbytes: pip install 'ctrlreward\[quantiz"
-    with pytest.raises(ImportError, match=message):
-        tuner(quantization="nf4").configure_model()
 
 
 def test_the_configurations_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

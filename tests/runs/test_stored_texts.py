@@ -411,9 +411,3 @@ def test_texts_of_a_scorer_come_first(tmp_path: Path) -> None:
     write_ours(tmp_path, "score", ("a", "b"))
     assert read_stored_run(tmp_path).texts == {}
     assert list(read_stored_run(tmp_path / "eval.jsonl").texts) == ["eval"]
-
-
-def test_a_folder_without_texts(tmp_path: Path) -> None:
-    lines(tmp_path / "notes.txt", [{"a": 1}])
-    with pytest.raises(ValueError, match=r"texts that are read: completions_\*\.parquet"):
-        read_stored_run(tmp_path)

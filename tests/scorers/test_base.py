@@ -209,12 +209,6 @@ def test_a_panic_of_a_tokenizer_is_an_ordinary_error(call: str) -> None:
         CALLS[call](Panics(None), Samples(["a"]))
 
 
-@pytest.mark.parametrize("method", ["compute", "update"])
-def test_a_method_of_a_metric_says_what_to_call(method: str) -> None:
-    with pytest.raises(AttributeError, match=rf"Returns has no method '{method}'. Call score\(te"):
-        getattr(Returns(None), method)
-
-
 def test_an_attribute_error_within_a_property_is_not_hidden() -> None:
     class Mine(Returns):
         @property

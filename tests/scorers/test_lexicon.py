@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
@@ -69,12 +68,6 @@ def test_bad_labels() -> None:
     for labels in (["positive"], "ab", ["a", "a"]):
         with pytest.raises(ValueError, match="must be the names of the negative and of the posit"):
             LexiconSentiment(labels=labels)
-
-
-def test_without_the_package_the_error_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vader", None)
-    with pytest.raises(ImportError, match=r"LexiconSentiment needs vader: pip install 'ctrlrew"):
-        LexiconSentiment().load()
 
 
 @pytest.mark.parametrize(

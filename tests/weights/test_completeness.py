@@ -30,7 +30,6 @@ from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig, save_text_cnn
 from ctrlreward.policy.model import LoRA, load_base, load_policy
-from ctrlreward.weights.completeness import listed
 from ctrlreward.weights.loading import load_frozen
 
 Loader = Callable[[str], object]
@@ -201,9 +200,3 @@ def test_an_adapter_without_a_weight(model_of: Callable[[str], Path], tmp_path: 
     save_file(weights, adapter / "adapter_model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"does not fit .* differs in .*lora_"):
         load_policy(model, LoRA(adapter=str(adapter)), "cpu")
-
-
-def test_long_lists_are_shortened() -> None:
-    names = [f"layers.{i}.weight" for i in range(12)]
-    assert listed(reversed(names)) == (", ".join(names[:5]) + " and 7 more")
-    assert listed(names[:2]) == "layers.0.weight, layers.1.weight"
