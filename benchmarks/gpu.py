@@ -401,7 +401,7 @@ def installed() -> dict[str, str]:
 
 
 def as_markdown(record: Row) -> str:
-    """Return a heading and a table per part, for docs/performance.md."""
+    """Return a heading and a table per part."""
     versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
     lines = [
         f"{record['card'] or 'No card: ' + record['device']}, driver {record['driver']}, CUDA "

@@ -4,8 +4,7 @@
 
 Texts are made of built-in passages, 52 words on average. SmolLM2-135M and MiniLM-L6 have their
 weights; the other models have the size of published ones and random weights (`gpu.py`). Seconds are
-the time that the process computes, so other work on the machine counts little. Prints a table for
-docs/scorers.md.
+the time that the process computes, so other work on the machine counts little.
 """
 
 from __future__ import annotations
