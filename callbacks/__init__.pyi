@@ -13,7 +13,5 @@ from .pytorch_lightning import RewardShaping as RewardShaping
 from .pytorch_lightning import RolloutSamples as RolloutSamples
 from .ranges import UsefulRange as UsefulRange
 from .saving import AdapterExporter as AdapterExporter
-from .terms import LengthWindow as LengthWindow
-from .terms import Potential as Potential
 from .terms import ReferenceReward as ReferenceReward
 from .terms import SoftOverlong as SoftOverlong

@@ -29,7 +29,7 @@ from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
 from ctrlreward.callbacks.saving import AdapterExporter
 from ctrlreward.callbacks.shaping import RewardShapingMixin
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
-from ctrlreward.callbacks.terms import LengthWindow, Potential, ReferenceReward, SoftOverlong
+from ctrlreward.callbacks.terms import ReferenceReward, SoftOverlong
 from ctrlreward.completion import SampleGenerator, TextGenerator, generate
 from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective
@@ -44,13 +44,11 @@ __all__ = [
     "Generation",
     "GenerationScorer",
     "HistoryLogger",
-    "LengthWindow",
     "LoRA",
     "Objective",
     "OptimizerConfig",
     "ParetoCheckpoint",
     "PolicyTuner",
-    "Potential",
     "ProxyGuard",
     "ReferenceReward",
     "RewardCheckpoint",

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import ctrlreward as cr
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity, WordVectors
-from ctrlreward.callbacks import GenerationScorer, Potential
+from ctrlreward.callbacks import GenerationScorer
 
 TEXTS = ["good soup", "cold broth"]
 SOURCES = ["good broth", "cold soup"]
@@ -82,7 +82,6 @@ def test_one_string_stands_for_all(model: str) -> None:
 def test_a_scorer_with_one_score_is_a_component(similarity: Similarity, model: str) -> None:
     assert Reward({"s": (similarity, 2.0)}).weights == {"s": 2.0}
     assert GenerationScorer({"s": similarity}, TEXTS).components["s"] == similarity["similarity"]
-    assert Potential(similarity).phi == similarity["similarity"]
     coherence = CTRLEval(model, aspects="coherence")
     assert Reward({"c": coherence}).components["c"].name == "coherence"
 

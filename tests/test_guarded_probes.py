@@ -90,7 +90,7 @@ RANGES = {
 }
 SHAPINGS: Mapping[str, Callable[[], RewardShaping]] = {
     "`length_alpha=2`": lambda: RewardShaping(length_alpha=2.0),
-    "`reference`": lambda: RewardShaping(reference=ReferenceReward("references")),
+    "`reference`": lambda: RewardShaping(reference=ReferenceReward()),
     "`ranges`": lambda: RewardShaping(ranges=RANGES, range_rate=0.2),
 }
 
@@ -98,11 +98,13 @@ SHAPINGS: Mapping[str, Callable[[], RewardShaping]] = {
 def shape(shaping: RewardShaping, samples: Samples) -> Scores:
     """Return the shaped rewards; the sound texts are those of the reference policy."""
     reward = Reward(PLANTED)
-    references = [SOUND.texts[int(group)] for group in samples.groups or ()]
-    samples = samples.replace(references=references)
+    prompts = [str(group) for group in samples.groups or ()]
+    samples = samples.replace(prompts=prompts, prefixes=[""] * len(samples))
     lengths = torch.tensor([len(text.split()) for text in samples.texts])
-    trainer, module = SimpleNamespace(global_step=0), SimpleNamespace(reward=reward)
-    return shaping._shape(trainer, module, samples, reward(samples), lengths, False)
+    shaping._module = SimpleNamespace(
+        reward=reward, complete_as_reference=lambda asked: [SOUND.texts[int(i)] for i in asked]
+    )
+    return shaping._shape(samples, reward(samples), lengths, False)
 
 
 def shaped_verdicts(build: Callable[[], RewardShaping]) -> dict[str, str]:

@@ -300,10 +300,7 @@ def policy_gradient() -> None:
         lora=policy.LoRA(r=2, target_modules=["q_proj"], dtype="float32"),
     )
     shaping = callbacks.RewardShaping(
-        weights={"fluency": [(0, 0.1), (100, 0.2)]},
-        potential=callbacks.Potential(cr.Similarity(VECTORS), start="sources"),
         clip=(-5.0, None),
-        window=callbacks.LengthWindow(low=2, high=4, cost=0.1),
         overlong=callbacks.SoftOverlong(longest=4, cache=2),
         ranges={"content": callbacks.UsefulRange(high=0.99)},
     )

@@ -1,4 +1,4 @@
-"""Reward shaping: schedules, references, potentials, lengths, ranges, normalisation, a KL target.
+"""Reward shaping: references, lengths and ranges.
 
 Rewards are float64, shape (n,); higher is better, and NaN (a failed sample) stays NaN. Lengths are
 of the completions in tokens, including the end token, shape (n,).
@@ -17,36 +17,6 @@ from scipy.special import expit
 from ctrlreward.functional.means import valid_row_means
 
 Values = npt.NDArray[np.float64]
-
-# Added to a standard deviation before dividing by it: equal rewards differ by rounding errors.
-_EPSILON = 1e-8
-
-# Ziegler et al. 2019, section 2.2: bound of the relative error.
-_LARGEST_ERROR = 0.2
-
-
-def piecewise_linear(step: float, points: Sequence[tuple[float, float]]) -> float:
-    """Interpolate between points, pairs of step and value by increasing step; constant outside.
-
-    Examples:
-        >>> piecewise_linear(150, [(100, 0.0), (200, 1.0)])
-        0.5
-    """
-    steps, values = zip(*points, strict=True)
-    return float(np.interp(step, steps, values))
-
-
-def potential_difference(before: Values, after: Values, discount: float = 1.0) -> Values:
-    """Compute F = γΦ(s') − Φ(s) (Ng, Harada & Russell 1999, eq. 2), with one step per text, (n,).
-
-    `before` is Φ of a text's start, a prefix or a source text, and `after` of the text; `discount`
-    γ = 0 leaves a baseline, γ = 1 rewards the improvement.
-
-    Examples:
-        >>> potential_difference(np.array([0.25, 0.5]), np.array([0.75, 0.5]))
-        array([0.5, 0. ])
-    """
-    return discount * after - before
 
 
 def preference_over_references(rewards: Values, references: Values, scale: float = 1.0) -> Values:
@@ -152,20 +122,6 @@ def soft_overlong_punishment(lengths: Values, longest: float, cache: float) -> V
     return np.clip((longest - cache - lengths) / cache, -1.0, 0.0)
 
 
-def adaptive_kl_coef(beta: float, kl: float, target: float, horizon: float = 10.0) -> float:
-    """Return the next weight of the KL term: larger if the divergence exceeds its target.
-
-    Ziegler et al. 2019, section 2.2: e = clip(KL / target − 1, −0.2, 0.2) and β ← β · (1 + K_β ·
-    e), with K_β = 1 / `horizon`, in updates of β; the paper's K_β is 0.1.
-
-    Examples:
-        >>> adaptive_kl_coef(0.1, kl=11.0, target=10.0)  # 0.1 · (1 + 0.1 / 10)
-        0.101
-    """
-    error = min(max(kl / target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
-    return beta * (1 + error / horizon)
-
-
 @dataclass(frozen=True)
 class Moments:
     """Running count, mean and sum of squared differences from the mean.
@@ -202,13 +158,3 @@ class Moments:
     def std(self) -> float:
         """Population standard deviation; 0 without values."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
-
-
-def standardise_rewards(rewards: Values, moments: Moments) -> Values:
-    """Subtract the mean and divide by the standard deviation, shape (n,).
-
-    Examples:
-        >>> standardise_rewards(np.array([1.0, 3.0]), Moments.of(np.array([1.0, 3.0]))).round(3)
-        array([-1.,  1.])
-    """
-    return (rewards - moments.mean) / (moments.std + _EPSILON)

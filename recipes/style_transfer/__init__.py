@@ -166,7 +166,7 @@ def transfer_reward(
 
     The GM is 0 if one component misses its threshold, as for many texts of an untuned policy,
     and equal rewards have no gradient. The components do not have such a dead zone: a warm-up
-    rewards them, and `RewardShaping`'s schedules of these weights then move to the GM.
+    rewards them.
 
     Args:
         weights: Score of `TransferQuality` → weight at the start of training, 0 included.

@@ -133,13 +133,6 @@ def test_an_alarm_on_one_rank_stops_all_ranks(seen) -> None:
     assert [rank["guarded"] for rank in seen] == [{"alarm_step": 2, "steps": 2}] * 2
 
 
-def test_all_ranks_share_reward_statistics_and_kl_coefficient(seen) -> None:
-    rewards = [value for i in range(3) for value in (0.0, 1.0, 2.0 + i, 50.0 + i)]
-    moments = {"count": 12, "mean": np.mean(rewards), "squares": np.var(rewards) * 12}
-    assert seen[0]["shaped"] == pytest.approx({**moments, "beta": 1.0, "decided": -1})
-    assert seen[1]["shaped"] == seen[0]["shaped"]
-
-
 def test_all_ranks_share_the_multipliers_of_ranges(seen) -> None:
     integral, values = 0.0, []
     for i in range(3):

@@ -13,9 +13,7 @@ import torch
 from jsonargparse import ArgumentParser
 from lightning_choice import (
     GenerationScorer,
-    LengthWindow,
     MisconfigurationException,
-    Potential,
     ReferenceReward,
     RewardShaping,
     SoftOverlong,
@@ -66,7 +64,6 @@ class Watch(pl.Callback):
         self.calls: list[list[tuple]] = []
         self.baselines: list[bool] = []
         self.logged: list[dict[str, float]] = []
-        self.betas: list[float] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         shape = pl_module.shape_rewards
@@ -81,7 +78,6 @@ class Watch(pl.Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         self.calls.append([])
-        self.betas.append(pl_module.beta)
         torch.manual_seed(trainer.global_step)
 
     def on_train_batch_end(self, trainer, *_: Any) -> None:
@@ -124,23 +120,13 @@ def reward(share) -> Reward:
 
 
 def everything() -> RewardShaping:
-    return RewardShaping(
-        weights={"share": [(1, 0.0), (3, 1.0)], "length": [(0, -0.05), (4, 0.0)]},
-        potential=Potential(Vowels()["count"], 0.5, 0.9, "sources"),
-        clip=(-1.0, 0.5),
-        window=LengthWindow(2, 4, 0.1),
-        overlong=SoftOverlong(6, 3, 0.5),
-        normalise=True,
-        kl_target=0.001,
-        kl_horizon=5.0,
-    )
+    return RewardShaping(clip=(-0.1, 0.2), overlong=SoftOverlong(6, 3, 0.5))
 
 
 def undocumented(watch: Watch) -> list[str]:
     """Return the logged names of the shaping that its docstring does not have."""
     names = [name.removeprefix("shaping/") for name in watch.logged[0] if "shaping/" in name]
     for given, shown in (
-        ("weight/\\w+", "weight/<component>"),
         ("range/\\w+", "range/<name>"),
         ("multiplier/\\w+_low", "multiplier/<name>_low"),
         ("multiplier/\\w+_high", "_high"),
@@ -162,41 +148,23 @@ def bounded(share, **others: Any) -> Reward:
 def test_each_step_shapes_as_the_formulas_say(tuner, reward, fit) -> None:
     """Every transformation, sample by sample, and the logged mean after each."""
     watch = fit(tuner(reward=reward), everything(), 5)
-    seen: list[float] = []
-    for step, ((samples, scored, lengths, shaped),) in enumerate(watch.calls):
-        share_weight = min(max((step - 1) / 2, 0.0), 1.0)
-        length_weight = -0.05 * (1 - step / 4)
+    for step, ((_, scored, lengths, shaped),) in enumerate(watch.calls):
         stages = []
-        for i, text in enumerate(samples.texts):
-            total = share_weight * scored.components["share"][i]
-            total += length_weight * scored.components["length"][i]
-            term = 0.5 * (0.9 * vowels(text) - vowels(samples.sources[i]))
-            clipped = min(max(total + term, -1.0), 0.5) if not math.isnan(total) else math.nan
-            n = lengths[i]
-            late = 0.0 if n <= 3 else -0.5 * min((n - 3) / 3, 1.0)
-            cost = late - 0.1 * (max(2 - n, 0) + max(n - 4, 0))
-            stages.append((total, total + term, clipped, clipped + cost, term, cost))
-        weighted, with_potential, clipped, long, terms, costs = np.array(stages).T
+        for n, total in zip(lengths, scored.total, strict=True):
+            clipped = min(max(total, -0.1), 0.2) if not math.isnan(total) else math.nan
+            cost = 0.0 if n <= 3 else -0.5 * min((n - 3) / 3, 1.0)
+            stages.append((clipped, clipped + cost, cost))
+        clipped, long, costs = np.array(stages).T
         valid = ~np.isnan(long)
-        seen += list(long[valid])
-        expected = (long - np.mean(seen)) / np.std(seen)
-        np.testing.assert_allclose(shaped, expected, atol=1e-6)
+        np.testing.assert_allclose(shaped, long, atol=1e-6)
 
         logged = watch.logged[step]
         assert {n: logged[n] for n in logged if n.startswith("shaping/")} == pytest.approx(
             {
-                "shaping/weight/share": share_weight,
-                "shaping/weight/length": length_weight,
-                "shaping/after_weights": np.nanmean(weighted),
-                "shaping/potential": np.nanmean(terms),
-                "shaping/after_potential": np.nanmean(with_potential),
-                "shaping/clipped": np.mean((clipped != with_potential)[valid]),
+                "shaping/clipped": np.mean((clipped != scored.total)[valid]),
                 "shaping/after_clip": np.nanmean(clipped),
                 "shaping/length": np.mean(costs),
                 "shaping/after_length": np.nanmean(long),
-                "shaping/running_mean": np.mean(seen),
-                "shaping/running_std": np.std(seen),
-                "shaping/beta": watch.betas[step],
                 "shaping/fail_rate": np.mean(~valid),
             },
             abs=1e-5,
@@ -218,41 +186,14 @@ def test_only_active_transformations_are_applied_and_logged(tuner, fit) -> None:
     assert watch.logged[0]["shaping/clipped"] == 0
 
 
-def test_a_start_that_the_potential_cannot_score_fails_its_samples(tuner, fit) -> None:
-    shaping = RewardShaping(potential=Potential(Vowels()["count"], start="sources"))
-    watch = fit(tuner(), shaping, 1, batch=BATCH.replace(sources=["abc", "", "ffe"]))
-    (((_, scored, _, shaped),),) = watch.calls
-    assert np.isnan(shaped[4:8]).all()
-    np.testing.assert_array_equal(np.isnan(shaped[8:]), scored.failed[8:])
-    assert watch.logged[0]["shaping/fail_rate"] == pytest.approx(np.isnan(shaped).mean())
-    with pytest.raises(RuntimeError, match="all 12 samples of this step failed to get a shaped"):
-        fit(tuner(), shaping, 1, batch=BATCH.replace(sources=["", "", ""]))
-
-
-def test_the_default_start_of_the_potential_is_the_prefix(tuner, fit) -> None:
-    shaping = RewardShaping(potential=Potential(Vowels()["count"], discount=0.0))
-    (((_, scored, _, shaped),),) = fit(tuner(), shaping, 1).calls
-    before = np.repeat([vowels(text) for text in BATCH.texts], 4)
-    np.testing.assert_allclose(shaped, scored.total - before)
-
-
 # Training
 
 
-@pytest.mark.parametrize(("target", "rises"), [(1e-4, True), (10.0, False)])
-def test_beta_follows_its_target(tuner, fit, target: float, rises: bool) -> None:
-    module = tuner(learning_rate=0.03, beta=0.2)
-    shaping = RewardShaping(kl_target=target, kl_horizon=4.0)
-    watch = fit(module, shaping, 6)
-    expected = 0.2
-    for coef, logged in zip(watch.betas, watch.logged, strict=True):
-        assert coef == pytest.approx(expected)
-        assert logged["shaping/beta"] == pytest.approx(expected)
-        error = min(max(logged["policy/kl"] / target - 1, -0.2), 0.2)
-        expected *= 1 + error / 4
-    assert shaping.beta == pytest.approx(expected)
-    assert (watch.betas[-1] > 0.2) == rises
-    assert module.beta == 0.2  # as it was given
+def test_a_step_without_any_shaped_reward_is_an_error(tuner, fit) -> None:
+    none = FunctionScorer(lambda texts: [None] * len(texts))
+    shaping = RewardShaping(ranges={"none": UsefulRange(high=3.0, component=none)})
+    with pytest.raises(RuntimeError, match="all 12 samples of this step failed to get a shaped"):
+        fit(tuner(), shaping, 1)
 
 
 # State
@@ -277,7 +218,7 @@ def test_a_run_resumed_at_any_step_shapes_like_an_uninterrupted_one(
         path = tmp_path / f"step={step}.ckpt"
         states = torch.load(path, weights_only=True)["callbacks"]
         (state,) = (state for key, state in states.items() if "RewardShaping" in key)
-        kinds = {int, float, dict, type(None)} if shaping is ranged else {int, float}
+        kinds = {int, dict} if shaping is ranged else {int}
         assert {type(value) for value in state.values()} == kinds
         rest = fit(build(), shaping(), 4, ckpt_path=path)
         assert len(rest.logged) == 4 - step
@@ -292,7 +233,7 @@ def test_a_run_resumed_at_any_step_shapes_like_an_uninterrupted_one(
 @pytest.mark.lightning
 def test_the_module_is_restored(tuner, fit) -> None:
     module, vowel = tuner(), Vowels()
-    shaping = RewardShaping(potential=Potential(vowel["count"]), kl_target=0.1)
+    shaping = RewardShaping(ranges={"vowels": UsefulRange(high=9.0, component=vowel["count"])})
     fit(module, shaping, 1)
     assert module.shape_rewards is None
     assert vowel.releases == 1
@@ -300,7 +241,6 @@ def test_the_module_is_restored(tuner, fit) -> None:
     with pytest.raises(ZeroDivisionError):
         fit(module, shaping, 1)
     assert module.shape_rewards is None
-    assert module.beta == 0.05
     assert vowel.releases == 2
 
 
@@ -309,68 +249,42 @@ def test_the_module_is_restored(tuner, fit) -> None:
 
 def test_a_module_that_cannot_be_shaped_is_an_error(counter, tuner, fit) -> None:
     with pytest.raises(MisconfigurationException, match=r"Counter\. Define self\.reward, a Reward"):
-        fit(counter(), RewardShaping(normalise=True), 1)
+        fit(counter(), RewardShaping(clip=(0.0, 1.0)), 1)
     module = tuner()
     module.shape_rewards = other = lambda samples, scored, lengths, baseline: scored.total
     with pytest.raises(MisconfigurationException, match="PolicyTuner are already shaped by"):
-        fit(module, RewardShaping(normalise=True), 1)
+        fit(module, RewardShaping(clip=(0.0, 1.0)), 1)
     assert module.shape_rewards is other
-    with pytest.raises(MisconfigurationException, match="scales the beta of PolicyTuner, which"):
-        fit(tuner(beta=0.0), RewardShaping(kl_target=0.1), 1)
 
 
 @pytest.mark.parametrize(
-    ("options", "aggregate", "message"),
+    ("options", "message"),
     [
         (
-            {"weights": {"fun": [(0, 1.0)]}},
-            "weighted",
-            r"a key of weights must be one of share, length, got 'fun'",
-        ),
-        (
-            {"weights": {"share": [(0, 1.0), (9, -0.5)]}},
-            "weighted",
-            r"share is better when higher, .* Use 0\.5",
-        ),
-        (
-            {"weights": {"share": [(0, 1.0)]}},
-            lambda scores: scores["share"],
-            "Build it with aggregate='weight",
-        ),
-        (
             {"ranges": {"shar": UsefulRange(high=1.0)}},
-            "weighted",
             r"ranges\['shar'\] has no component, and the reward has only share, length \(did you m",
         ),
         (
             {"ranges": {"diversity": UsefulRange(0.5, component=Distinct()["distinct_2"])}},
-            "weighted",
             "bounds distinct_2, which is one number for all texts of a group",
         ),
     ],
 )
-def test_weights_and_ranges_that_do_not_fit_the_reward(
-    tuner, share, fit, options, aggregate, message: str
-) -> None:
-    given = Reward({"share": share["share"], "length": share["length"]}, aggregate)
+def test_ranges_that_do_not_fit_the_reward(tuner, share, fit, options, message: str) -> None:
+    given = Reward({"share": share["share"], "length": share["length"]})
     with pytest.raises(ValueError, match=message):
         fit(tuner(reward=given), RewardShaping(**options), 1)
 
 
 BAD_ARGUMENTS = [
-    (lambda: RewardShaping(), "nothing to shape, must have at least one of weights, clip"),
-    (lambda: RewardShaping({"a": []}), r"weights\['a'\] must be pairs .*, got \[\]"),
-    (lambda: RewardShaping({"a": 0.5}), r"weights\['a'\] must be pairs of step and weight, .*0.5"),
-    (lambda: RewardShaping({"a": [(5, 1.0), (5, 2.0)]}), "by increasing step"),
+    (lambda: RewardShaping(), "nothing to shape, must have at least one of clip"),
     (lambda: RewardShaping(clip=1), r"clip must be \(lower, upper\), None for no bound, got 1"),
     (lambda: RewardShaping(clip=(1.0, -1.0)), r"for at most one, got \(1\.0, -1\.0\)"),
     (lambda: RewardShaping(clip=(None, None)), r"None for at most one, got \(None, None\)"),
-    (lambda: RewardShaping(kl_target=0.0), r"kl_target .* must be positive, got 0\.0"),
-    (lambda: RewardShaping(kl_target=1.0, kl_horizon=0.5), r"kl_horizon must be 1 batch or more"),
     (lambda: RewardShaping(length_alpha=0.0), r"length_alpha must be positive, got 0\.0"),
     (
-        lambda: RewardShaping(window={"low": 4}),
-        r"window must be LengthWindow\(...\), got {'low': 4",
+        lambda: RewardShaping(overlong={"longest": 4}),
+        r"overlong must be SoftOverlong\(...\), got {'longest': 4",
     ),
     (lambda: RewardShaping(ranges={}), "ranges is empty, must map a name to UsefulRange"),
     (
@@ -384,12 +298,8 @@ BAD_ARGUMENTS = [
     (lambda: UsefulRange(), "low and high are None, must have at least one bound"),
     (lambda: UsefulRange(0.5, 0.1), r"low must not exceed high, got low = 0\.5, high = 0\.1"),
     (lambda: ReferenceReward(scale=0.0), r"scale must be positive, got 0\.0"),
-    (lambda: LengthWindow(5, 4, 0.1), "must be 0 <= low <= high, got low = 5, high = 4"),
-    (lambda: LengthWindow(0, 4, -0.1), r"cost must be 0 or more, got -0\.1"),
     (lambda: SoftOverlong(10, 0), "cache must be 1 to longest = 10 tokens, got 0"),
     (lambda: SoftOverlong(10, 5, -1.0), r"weight must be 0 or more, got -1\.0"),
-    (lambda: Potential(Vowels(), discount=1.5), r"discount must be in \[0, 1\], got 1\.5"),
-    (lambda: Potential(Vowels(), -1.0), r"count is better when higher, .* Use 1\.0"),
 ]
 
 
@@ -405,19 +315,12 @@ FILE = f"""
 shaping:
   class_path: {RewardShaping.__module__}.RewardShaping
   init_args:
-    weights:
-      similarity: [[0, 0.2], [100, 1.0]]
-    potential:
-      component:
-        scorer: {{class_path: ctrlreward.scorers.Perplexity, init_args: {{model: smollm2-135m}}}}
-        name: log_likelihood
-      weight: 0.3
-      start: sources
     clip: [null, 2.0]
-    window: {{low: 4, high: 40, cost: 0.01}}
     overlong: {{longest: 64, cache: 16}}
-    normalise: true
-    kl_target: 0.05
+    reference: {{scale: 10.0}}
+    length_alpha: 0.5
+    ranges: {{similarity: {{low: 0.5, monitor: score/similarity}}}}
+    range_rate: 0.2
 """
 
 
@@ -425,13 +328,11 @@ def test_all_options_from_yaml() -> None:
     parser = ArgumentParser()
     parser.add_argument("--shaping", type=pl.Callback)
     shaping = parser.instantiate_classes(parser.parse_string(FILE)).shaping
-    assert shaping.schedules.at(50) == {"similarity": pytest.approx(0.6)}
-    assert shaping.potential.component.name == "log_likelihood"
-    assert (shaping.potential.weight, shaping.potential.start) == (0.3, "sources")
     assert shaping.bounds == (-math.inf, 2.0)
-    assert shaping.window == LengthWindow(4, 40, 0.01)
     assert shaping.overlong == SoftOverlong(64, 16)
-    assert (shaping.normalise, shaping.kl_target, shaping.kl_horizon) == (True, 0.05, 10.0)
+    assert (shaping.reference, shaping.length_alpha) == (ReferenceReward(10.0), 0.5)
+    assert shaping.ranges.ranges == {"similarity": UsefulRange(0.5, monitor="score/similarity")}
+    assert shaping.ranges.rate == 0.2
 
 
 # References, length factors and useful ranges
@@ -449,25 +350,6 @@ def share_of(letter: str, text: str, prefix: str) -> float:
 # References
 
 
-def test_the_preference_over_references_of_the_data(tuner, fit) -> None:
-    """Two references for one prompt, one for another, and one that fails for the third."""
-    references = [["abaa", "abcc"], ["cdaa"], ["f"]]
-    shaping = RewardShaping(reference=ReferenceReward("references", scale=0.5))
-    watch = fit(tuner(), shaping, 1, batch=BATCH.replace(references=references))
-    (((samples, scored, _, shaped),),) = watch.calls
-    rows = zip(samples.texts, samples.prefixes, samples.references, scored.total, strict=True)
-    for (_, prefix, own, total), value in zip(rows, shaped, strict=True):
-        each = [share_of("a", reference, prefix) for reference in own]
-        valid = [sigmoid((total - r) / 0.5) for r in each if not math.isnan(r)]
-        expected = np.mean(valid) if valid else math.nan
-        assert value == pytest.approx(expected, nan_ok=True)
-    assert np.isnan(shaped[8:]).all()  # without a reference there is no preference
-    logged = watch.logged[0]
-    assert logged["shaping/reference"] == pytest.approx(np.mean([0.5] * 4 + [1.0] * 4), abs=1e-6)
-    assert logged["shaping/after_reference"] == pytest.approx(np.nanmean(shaped), abs=1e-6)
-    assert logged["reward/total"] == pytest.approx(np.nanmean(scored.total), abs=1e-6)
-
-
 def test_the_reference_policy_is_the_one_before_training(tuner, fit) -> None:
     module = tuner(learning_rate=0.05, eval_temperature=0.0)
     module.configure_model()
@@ -480,18 +362,6 @@ def test_the_reference_policy_is_the_one_before_training(tuner, fit) -> None:
         for prefix, total, value in zip(samples.prefixes, scored.total, shaped, strict=True):
             reference = share_of("a", prefix + own[prefix], prefix)
             assert value == pytest.approx(sigmoid((total - reference) / 0.1), nan_ok=True)
-
-
-def test_scheduled_weights_are_those_of_the_references_too(tuner, reward, fit) -> None:
-    shaping = RewardShaping({"length": [(0, -1.0)]}, reference=ReferenceReward("sources"))
-    (((samples, scored, _, shaped),),) = fit(tuner(reward=reward), shaping, 1).calls
-    for i, (source, prefix) in enumerate(zip(samples.sources, samples.prefixes, strict=True)):
-        prefix = prefix if source.startswith(prefix) else ""
-        rest = source[len(prefix) :]
-        reference = share_of("a", source, prefix) - len(rest)
-        total = scored.components["share"][i] - scored.components["length"][i]
-        expected = sigmoid(total - reference)
-        assert shaped[i] == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_module_without_a_reference_policy_is_an_error(tuner, fit) -> None:
@@ -530,7 +400,7 @@ def test_a_negative_reward_would_gain_by_length(tuner, share, fit) -> None:
     with pytest.raises(ValueError, match=r"is -\d.*, but length_alpha multiplies rewards, and"):
         fit(module, RewardShaping(length_alpha=1.0), 1)
     module = tuner(reward=Reward({"length": (share["length"], -1.0)}))
-    fit(module, RewardShaping(length_alpha=1.0, reference=ReferenceReward("sources")), 1)
+    fit(module, RewardShaping(length_alpha=1.0, reference=ReferenceReward()), 1)
 
 
 # Ranges
@@ -652,9 +522,9 @@ def test_a_failed_score_is_a_failed_sample_and_counts_in_no_mean(tuner, fit) -> 
 
 def test_every_logged_name_of_a_guard_is_documented(tuner, share, fit) -> None:
     shaping = RewardShaping(
-        reference=ReferenceReward("sources"),
+        reference=ReferenceReward(),
         length_alpha=0.5,
         ranges={"b": UsefulRange(0.1, 0.2)},
-        window=LengthWindow(0, 4, 0.1),
+        overlong=SoftOverlong(4, 2),
     )
     assert undocumented(fit(tuner(reward=bounded(share)), shaping, 1)) == []

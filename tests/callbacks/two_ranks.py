@@ -247,7 +247,6 @@ def run_all(rank: int) -> None:
     failing.fails_on_rank = 1
     curve = [0.0, 0.25, 0.5, 0.25, 0.25]
     seen = {
-        "shaped": run_shaped(normalise=True, kl_target=0.5),
         # A bound on the totals of both ranks; only the totals of rank 1 exceed it.
         "ranged": run_shaped(ranges={"v": UsefulRange(high=5.0)}, range_rate=0.5),
         "guarded": run_guarded(),
