@@ -28,7 +28,6 @@ from ctrlreward.reward import AnyReward, RewardBatch
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.selection.drift import (
     LEVEL,
-    REFERENCE_STEPS,
     DriftAlarm,
     DriftMonitor,
     Floats,
@@ -53,8 +52,6 @@ def watch(
     *,
     level: float = LEVEL,
     tolerances: Mapping[str, float] | None = None,
-    expected_phrases: Sequence[str] = (),
-    reference_steps: int = REFERENCE_STEPS,
     weights: Sequence[float] | None = None,
     samples_per_step: int | None = None,
 ) -> Watched:
@@ -67,8 +64,9 @@ def watch(
     its own completions. An error of the recording is logged once, and ends the watching.
 
     An alarm is a warning in the log of Python, and in `alarms` of the result: the reward has risen,
-    and completions have drifted beyond a tolerance from the first steps. Read its example: learning
-    the task, such as longer reasoning, can do both.
+    and completions have drifted beyond a tolerance from the first ten steps in length or
+    repetition, or one component carries the rise. Read its example: learning the task, such as
+    longer reasoning, can do both.
 
     Args:
         reward: A reward function of TRL (`completions`, `prompts`, columns), verl (`compute_score`
@@ -79,8 +77,6 @@ def watch(
             continued.
         level: Probability of any false alarm in the whole run.
         tolerances: Largest drift that doesn't matter, by statistic: see `DriftMonitor`.
-        expected_phrases: Phrases that the task asks for.
-        reference_steps: Number of first steps that later ones are compared with.
         weights: Weight of each function of a list, as in `GRPOConfig(reward_weights=...)`.
         samples_per_step: Completions of a step, for trainers whose calls are parts of a step. By
             default a call is a step; calls of one completion are collected in steps of 64.
@@ -111,7 +107,7 @@ def watch(
     recorder = _Recorder(
         names=[n if names.count(n) == 1 else f"{n}_{i + 1}" for i, n in enumerate(names)],
         weights=[1.0] * len(functions) if weights is None else list(map(float, weights)),
-        monitor=DriftMonitor(reference_steps, level, tolerances, expected_phrases),
+        monitor=DriftMonitor(level=level, tolerances=tolerances),
         path=None if path is None else Path(path),
         samples_per_step=positive("samples_per_step", samples_per_step),
     )
@@ -327,9 +323,8 @@ class _Recorder:
         if self.path is None and not tracked:
             self.path = Path(f"watch-{os.getpid()}.jsonl")
         if self.path is not None:
-            told = {"watch/phrase": self.monitor.phrase} if self.monitor.phrase else {}
             found = {"watch/alarm": [alarm._asdict() for alarm in alarms]} if alarms else {}
-            JsonLog(self.path).append(without_nan({"step": self.steps, **metrics, **told, **found}))
+            JsonLog(self.path).append(without_nan({"step": self.steps, **metrics, **found}))
 
 
 def _track(metrics: dict[str, float], finite: dict[str, float]) -> bool:

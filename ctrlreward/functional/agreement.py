@@ -2,7 +2,6 @@
 
 Type I, a single number: CV* (`cv_star`). Type II, a set of numbers: Pearson's r and Spearman's ρ
 (`correlate`). Type IV, a finding: the share of findings that are upheld (`findings_upheld`).
-`concordance` is the agreement of several scores about the order of the same texts.
 """
 
 from __future__ import annotations
@@ -114,28 +113,6 @@ def correlate(first: npt.ArrayLike, second: npt.ArrayLike) -> Correlation:
 
     pearson, spearman = stats.pearsonr(a, b).statistic, stats.spearmanr(a, b).statistic
     return Correlation(float(pearson), float(spearman), a.size)
-
-
-def concordance(columns: npt.ArrayLike) -> float:
-    """Return Goodman and Kruskal's γ of several scores of the same texts, over all pairs of scores.
-
-    γ = (C - D) / (C + D), where C counts the pairs of texts that two scores order alike and D the
-    pairs that they order in opposite ways. Ties count as neither. `columns` have shape (scores, n);
-    a text with a NaN is left out. -1 to 1; NaN if no two scores order a pair of texts.
-
-    Examples:
-        >>> concordance([[1, 2, 3], [10, 20, 15]])  # they order 2 pairs alike, 1 in opposite ways
-        0.333...
-    """
-    table = np.asarray(columns, dtype=np.float64)
-    table = table[:, ~np.isnan(table).any(axis=0)]
-    signs = np.sign(table[:, :, None] - table[:, None, :])
-    ordered = np.abs(signs)
-    # The sum over pairs of scores of a product is half of (square of the sum - sum of squares).
-    agreed, pairs = (
-        float((each.sum(axis=0) ** 2).sum() - (each**2).sum()) for each in (signs, ordered)
-    )
-    return agreed / pairs if pairs else nan
 
 
 def findings_upheld(first: Mapping[str, float], second: Mapping[str, float]) -> Findings:

@@ -102,24 +102,8 @@ def test_statistics_by_hand(tmp_path) -> None:
     assert row["watch/length"] == (3 + 3.5) / 2  # words: 2, 4; 6, 1
     # Trigrams "b b b" twice: 1/2; "aba", "bab" twice each: 1/2; too short: none. Mean over groups.
     assert row["watch/repetition"] == 0.5
-    assert row["watch/groups_without_signal"] == 0.0
-    assert row["watch/agreement"] is None  # a pair with two values of both is not in a group
     assert row["watch/seconds"] >= 0
     assert [log[0] for log in read_log(path.parent).rows] == [1]
-
-
-def test_agreement_and_groups_without_signal(tmp_path) -> None:
-    path = tmp_path / "watch.jsonl"
-    first, second = watch([functions.brevity, functions.rising], path)
-    for function in (first, second):
-        function(completions=["a", "bb", "cc", "cc"])
-    (row,) = rows_of(path)
-    assert row["watch/agreement"] is None  # without prompts every completion is its own group
-    for function in (first, second):
-        function(prompts=["p", "p", "q", "q"], completions=["a", "bb", "cc", "cc"])
-    row = rows_of(path)[1]
-    assert row["watch/agreement"] == -1.0  # p: shorter is rewarded by one, longer by the other
-    assert row["watch/groups_without_signal"] == 1.0  # both sums are equal: -1 + 1 and -2 + 2
 
 
 def test_openrlhf_and_verl_are_read(tmp_path) -> None:
@@ -133,7 +117,6 @@ def test_openrlhf_and_verl_are_read(tmp_path) -> None:
     rows = rows_of(tmp_path / "verl.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     assert (rows[0]["watch/reward"], rows[0]["watch/length"]) == (0.5, 1.25)
-    assert rows[0]["watch/groups_without_signal"] == 0.0  # by the index they have one prompt
     assert (rows[1]["watch/reward"], rows[1]["watch/fail_rate"]) == (2 / 3, 0.25)
     texts = {"solution_strs": ["7", "8"], "ground_truths": ["7", "7"]}
     batch = watch(functions.compute_scores, tmp_path / "batch.jsonl")
@@ -184,7 +167,7 @@ def test_the_active_run_of_a_tracker(tmp_path, monkeypatch, tracker: str) -> Non
     (values,) = logged
     assert values["watch/reward"] == -1.5
     assert values.get("commit") is (False if tracker == "wandb" else None)
-    assert ("watch/agreement" in values) is (tracker == "wandb")  # undefined
+    assert ("watch/repetition" in values) is (tracker == "wandb")  # undefined
     assert not list(tmp_path.iterdir())
 
 
@@ -202,30 +185,28 @@ def test_the_steps_of_the_user_in_the_active_run(tmp_path, monkeypatch, ahead: i
     assert [row["watch/reward"] for row in read.rows] == [0.0, -1.0, -2.0, -3.0]
 
 
-def test_an_alarm_names_the_phrase(tmp_path, caplog) -> None:
-    """A function that pays for a phrase, and completions that use it more and more."""
+def test_an_alarm_names_its_statistic(tmp_path, caplog) -> None:
+    """A function that pays for length, and completions that become longer."""
     rng = np.random.default_rng(0)
 
     def pays(prompts: list[str], completions: list[str]) -> list[float]:
-        return [float("as an expert" in text) + len(text) / 1000 for text in completions]
+        return [len(text) / 100 for text in completions]
 
-    watched = watch(pays, tmp_path / "watch.jsonl", reference_steps=5)
+    watched = watch(pays, tmp_path / "watch.jsonl")
     words = np.array(["soup", "was", "cold", "good", "the", "view", "and", "fine", "we", "sat"])
-    for step in range(15):
-        texts = [" ".join(rng.choice(words, size=12)) for _ in range(32)]
-        if step >= 5:
-            texts = [f"As an expert I say {text}" for text in texts]
-        watched([f"{step} {i // 4}" for i in range(32)], texts)
+    for step in range(30):
+        size = 12 if step < 10 else 60
+        texts = [" ".join(rng.choice(words, size=size)) for _ in range(16)]
+        watched([f"{step} {i // 2}" for i in range(16)], texts)
     (alarm,) = watched.alarms
-    assert (alarm.statistic, alarm.step, alarm.reference, alarm.value) == ("phrase_share", 10, 0, 1)
-    assert alarm.phrase == "as an expert i say"
-    assert alarm.example.startswith("As an expert")
+    assert (alarm.statistic, alarm.step) == ("length", 20)
+    assert (alarm.reference, alarm.value) == pytest.approx((12, 60))
+    assert len(alarm.example.split()) == 60
     assert alarm.p_value <= 0.05
-    assert "phrase_share was 0 in the first steps and is 1 at step 10" in caplog.text
+    assert str(alarm) in caplog.text
     rows = rows_of(tmp_path / "watch.jsonl")
-    assert [row["step"] for row in rows if "watch/alarm" in row] == [10]
-    assert rows[-1]["watch/phrase_share"] == 1.0
-    assert [row["watch/alarms"] for row in (rows[8], rows[-1])] == [0.0, 1.0]
+    assert [row["step"] for row in rows if "watch/alarm" in row] == [20]
+    assert [row["watch/alarms"] for row in (rows[18], rows[-1])] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("build", ["functions", "reward"])
@@ -266,8 +247,7 @@ def test_training_with_trl(train, reward, tmp_path, build: str) -> None:
         (BREVITY, {"level": 5}, ValueError, "level must be between 0 and 1, got 5"),
         (BREVITY, {"tolerances": {"lenght": 3}}, ValueError, "tolerances must be one of length,"),
         (BREVITY, {"tolerances": {"length": 0.5}}, ValueError, "must be at least 1, got 0.5"),
-        (BREVITY, {"tolerances": {"agreement": -1}}, ValueError, "must be at least 0, got -1"),
-        (BREVITY, {"reference_steps": 0}, ValueError, "reference_steps must be positive, got 0"),
+        (BREVITY, {"tolerances": {"component": -1}}, ValueError, "must be at least 0, got -1"),
         (BREVITY, {"weights": [1, 2]}, ValueError, "weights has 2 items for 1 functions"),
     ],
 )
