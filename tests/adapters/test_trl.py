@@ -15,6 +15,7 @@ from ctrlreward import Reward
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
 from ctrlreward.huggingface import RewardCheckpoint
 from ctrlreward.runs import read_stored_run
+from ctrlreward.runs.stored_texts import scored_samples
 from ctrlreward.samples import parse_conversation
 from ctrlreward.text.chats import plain_text
 
@@ -215,7 +216,7 @@ def test_the_texts_that_trl_stores_are_a_run(train, tmp_path, chat: bool) -> Non
     assert run.source == "texts of TRL, 3 steps"
     logged = {row["step"]: row for row in trainer.state.log_history if "reward" in row}
     for step in run.steps:
-        samples, scores = run.texts["completions"][step.step].read()
+        samples, scores = scored_samples(run.texts["completions"][step.step])
         assert np.nanmean(scores["letters"]) == pytest.approx(logged[step.step]["reward"])
         assert samples.prompts in ((*["ab"] * 4, *["cd"] * 4), (*["cd"] * 4, *["ab"] * 4))
         assert step.evidence["completions/letters"].shape == (2,)
