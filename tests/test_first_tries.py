@@ -128,6 +128,12 @@ def test_scores_whose_column_is_absent_are_left_out_and_named_once(
         CTRLEval(model, aspects=["coherence", "consistency"]).score(TEXTS)
 
 
+def test_defaults_need_no_model_of_the_user() -> None:
+    assert cr.Accuracy().labels == ("negative", "positive")
+    assert [*cr.AttributeClassifier(dtype="float32").classifiers] == ["sentiment", "topic"]
+    assert cr.TransferQuality().required_columns().keys() == {"labels", "sources"}
+
+
 def test_a_missing_column_is_found_before_a_model_is_loaded(tmp_path: Any) -> None:
     nowhere = str(tmp_path / "nowhere")  # loading it would raise another error
     scorers = {
@@ -172,3 +178,18 @@ def test_text_that_is_no_unicode_fails_alone(model: str, caplog: pytest.LogCaptu
                 assert_array_equal(values, expected[name])
                 assert np.isnan(values).tolist() == [False, True, False]
         assert "texts[1] is not valid Unicode: the scores of the sample are NaN" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (lambda s: cr.TransferQuality(cr.LexiconSentiment(), s, Perplexity()), "accuracy"),
+        (lambda s: cr.TransferQuality(cr.Accuracy(), Perplexity(), s), "similarity"),
+        (lambda s: cr.TransferQuality(None, s, thresholds=(50, 0, 97)), "four"),
+    ],
+)
+def test_parts_of_another_kind_are_refused(
+    build: Callable[[Similarity], object], name: str, similarity: Similarity
+) -> None:
+    with pytest.raises(ValueError, match=name):
+        build(similarity)
