@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -107,6 +108,8 @@ def test_the_demo_killed_at_a_random_moment(
     code = process.wait(30)
     resumable = (demo.folder / "checkpoints" / "last.ckpt").exists()
     print(f"killed after {moment:.1f} of {seconds:.1f} s: {code=}, {resumable=}")
+    if code and not resumable:  # a folder with a run is refused
+        shutil.rmtree(demo.folder, ignore_errors=True)
     if code:
         demo.finish(*(["--ckpt_path=last"] if resumable else []))
     found = demo.left()
