@@ -59,7 +59,7 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
     `report_to`, and adds them to the metrics of the evaluation, so that `metric_for_best_model` may
     name them. All texts with their scores go to `<output_dir>/samples/<name>/step=000123.jsonl`,
     and some to a table of the run of Weights & Biases or trackio. Weights & Biases has scores and
-    table in the trainer's next row, with their step as `<name>/step`.
+    table in the trainer's next row, with their step as `eval/<name>/scored_step`.
 
     Generates with `generate`, or with the vLLM engine of a TRL trainer that has one, once per step
     with the same seed. On several ranks each generates its share, and rank 0 scores. A model that
@@ -238,12 +238,13 @@ def add_to_run(
     """Log values of a step to a run of trackio, or add them to the next row of one of W&B.
 
     A row of our own would advance the step of a W&B run, which drops what a user then logs with a
-    lower one. The next row may be of a later step, so the values are drawn over `<name>/step`.
+    lower one. The next row may be of a later step, so the values are drawn over
+    `eval/<name>/scored_step`, which `ctrlreward select` reads, too.
     """
     if module.__name__ == "trackio":
         run.log({**values, "train/global_step": step})
         return
-    own = f"{name}/step"
+    own = f"eval/{name}/scored_step"
     run.define_metric(own, hidden=True)
     for key in values:
         run.define_metric(key, step_metric=own)

@@ -81,10 +81,12 @@ def test_tables_and_one_alert(
     trainer.evaluate()  # trackio's run has ended; the trainer starts another
     (run,) = read_runs(tmp_path)
     tables = [row for row in run.rows if "score/samples" in row]
-    assert [row["score/step"] for row in tables] == [1, 2, 3, 3]
-    assert run.curve("score/step", "eval/score/b") == pytest.approx({1: 1.055, 2: 2.055, 3: 3.055})
-    assert run.curve("guard/step", "eval/guard/alarm") == {1: 0, 2: 1, 3: 1}
-    assert run.definitions["eval/score/b"].step_metric == "score/step"
+    assert [row["eval/score/scored_step"] for row in tables] == [1, 2, 3, 3]
+    assert run.curve("eval/score/scored_step", "eval/score/b") == pytest.approx(
+        {1: 1.055, 2: 2.055, 3: 3.055}
+    )
+    assert run.curve("eval/guard/scored_step", "eval/guard/alarm") == {1: 0, 2: 1, 3: 1}
+    assert run.definitions["eval/score/b"].step_metric == "eval/score/scored_step"
     shown = run.table(tables[1], "score/samples")
     assert shown["columns"] == ["prompt", "text", "a", "b"]
     assert [row[2:] for row in shown["data"]] == [[-2.0, 2.0], [-1.78, 2.11]]
@@ -128,6 +130,8 @@ def test_callbacks_advance_no_step_of_the_user(
         assert sum(key.startswith("user/") for key in alone) == 6
     run = read_runs(tmp_path)[-1]
     validated = list(range(1, 7))
-    assert [row["score/step"] for row in run.rows if "score/samples" in row] == validated
-    assert [*run.curve("score/step", "eval/score/a")] == validated
-    assert [*run.curve("guard/step", "eval/guard/p_value")] == validated
+    assert [
+        row["eval/score/scored_step"] for row in run.rows if "score/samples" in row
+    ] == validated
+    assert [*run.curve("eval/score/scored_step", "eval/score/a")] == validated
+    assert [*run.curve("eval/guard/scored_step", "eval/guard/p_value")] == validated
