@@ -361,7 +361,7 @@ def interval_of(each: Decided, key: str) -> tuple[float, float] | None:
     from scipy.stats import bootstrap  # takes half a second
 
     values = np.asarray(row, dtype=np.float64)
-    values = values[np.isfinite(values)]
+    values = np.sort(values[np.isfinite(values)])  # the same for any order of the prompts
     if len(values) < 2:
         return None
     found = bootstrap(

@@ -29,6 +29,7 @@ class CentredVectors:
     vector of a text by `words`. Sentences of the corpus without a known word are left out.
 
     Examples:
+        >>> from ctrlreward import WordVectors
         >>> words = WordVectors({"soup": [1, 0], "broth": [3, 4]})
         >>> CentredVectors(words, ["soup", "broth"]).embed(["soup", "broth"]).round(3)
         array([[ 0.447, -0.894],

@@ -34,13 +34,10 @@ def causal(tiny_llama: Callable[[str], str]) -> str:
     return tiny_llama(ascii_letters + " .!,:;\n'-")
 
 
-@pytest.mark.parametrize("weights", ["mean", "max", "min"])
-def test_a_word_that_is_favoured_after_every_text_scores_as_if_it_were_not(
-    pegasus: str, weights: str
-) -> None:
+def test_a_word_that_is_favoured_after_every_text_scores_as_if_it_were_not(pegasus: str) -> None:
     bonus = {"food": 5.0, "cats": -2.0}
     for calibration, cancels in ((REFERENCES, True), (True, True), (False, False)):
-        plain, favoured = (relevance(pegasus, calibration, weights=weights) for _ in range(2))
+        plain, favoured = (relevance(pegasus, calibration, weights="mean") for _ in range(2))
         favoured.loaded_model = Favouring(plain.loaded_model, bonus)
         difference = favoured.probabilities(TEXTS) - plain.probabilities(TEXTS)
         assert (np.abs(difference).max() < 1e-5) == cancels
