@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,16 +51,19 @@ def score_dataset(
                 "machines here"
             )
     device = "cuda" if num_gpus else None
-    return dataset.map_batches(
-        BatchScorer,
-        fn_constructor_args=(scorers, names, columns, label_map, device),
-        batch_format="pyarrow",
-        batch_size=batch_size,
-        compute=import_extra("ray.data", "score_dataset").ActorPoolStrategy(size=actors),
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
-        max_task_retries=3,  # without end by default: a text may end any process
-    )
+    with warnings.catch_warnings():
+        # Ray 2.60 deprecates options without a parameter of their own, as this one's retries.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return dataset.map_batches(
+            BatchScorer,
+            fn_constructor_args=(scorers, names, columns, label_map, device),
+            batch_format="pyarrow",
+            batch_size=batch_size,
+            compute=import_extra("ray.data", "score_dataset").ActorPoolStrategy(size=actors),
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            max_task_retries=3,  # without end by default: a text may end any process
+        )
 
 
 class BatchScorer:
