@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -34,16 +34,6 @@ def shared_device(
                     f"such as {f'{kind}:{max(ids) + 1}'!r}, or train on fewer devices."
                 )
     return None
-
-
-def overlap_on_cpu(devices: Iterable[str], kind: str) -> str | None:
-    """Return a warning if scorers and training overlap on the same CPU, else None."""
-    if kind != "cpu" or "cpu" not in devices:
-        return None
-    return (
-        "the scorers are on the CPU that trains, where overlap saves no time (a step of the demo "
-        "took 8.3 s, and 8.2 s without). Set overlap=False, or device= for the scorers."
-    )
 
 
 class Worker:

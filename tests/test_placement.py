@@ -12,7 +12,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from ctrlreward import Samples
 from ctrlreward.callbacks import GenerationScorer
-from ctrlreward.placement import Worker, overlap_on_cpu, shared_device
+from ctrlreward.placement import Worker, shared_device
 from ctrlreward.scorers import (
     Accuracy,
     AttributeClassifier,
@@ -77,13 +77,6 @@ def test_generation_scorer_refuses_before_training(monkeypatch: pytest.MonkeyPat
     module = SimpleNamespace(complete=lambda prompts: list(prompts))
     with pytest.raises(MisconfigurationException, match=r"CTRLEval of scores\['c'\] runs on"):
         callback.setup(trainer, module, "validate")
-
-
-def test_overlap_on_the_cpu_that_trains_is_named() -> None:
-    assert overlap_on_cpu(["cpu"], "cuda") is None
-    assert overlap_on_cpu(["cuda:1"], "cpu") is None
-    assert overlap_on_cpu([], "cpu") is None  # functions, and rewards of a server
-    assert "Set overlap=False, or device= for" in str(overlap_on_cpu(["cuda:1", "cpu"], "cpu"))
 
 
 def test_a_worker_runs_calls_in_order_and_closes_after_the_last() -> None:
