@@ -66,7 +66,6 @@ from ctrlreward.engine import batching, output_layer
 from ctrlreward.files import write_whole
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.tasks import Blank, Patterns
-from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 
 Row = dict[str, Any]
 Cases = Iterator[tuple[str, Callable[[], Row]]]  # a part: names, and what makes their rows
@@ -170,10 +169,10 @@ class Folders(Mapping[str, str]):
         self.place, self.carried, self.size, self.device = place, carried, size, device
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*SHAPES, "text_cnn"])
+        return iter(SHAPES)
 
     def __len__(self) -> int:
-        return len(SHAPES) + 1
+        return len(SHAPES)
 
     def __getitem__(self, name: str) -> str:
         if self.carried is not None and (self.carried / name).is_dir():
@@ -181,7 +180,7 @@ class Folders(Mapping[str, str]):
         folder = self.place / name
         if not folder.exists():
             torch.manual_seed(0)
-            self._text_cnn(folder) if name == "text_cnn" else self._make(name, folder)
+            self._make(name, folder)
         return str(folder)
 
     def _make(self, name: str, folder: Path) -> None:
@@ -205,11 +204,6 @@ class Folders(Mapping[str, str]):
             model = kind.from_config(AutoConfig.for_model(family, **shape, **options), dtype=dtype)
         model.save_pretrained(folder)
         save_tokenizer(folder, family, shape["vocab_size"])
-
-    @staticmethod
-    def _text_cnn(folder: Path) -> None:
-        words = tuple("the soup was good bread old tea cold long walk lake".split())
-        save_text_cnn(TextCNN(TextCNNConfig(words, tuple(LABELS.values()))), folder)
 
 
 class Card:
@@ -845,7 +839,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--scorers", nargs="+", help="only those with one of these words in them")
     parser.add_argument("--seconds", type=int, default=540, help="parts after these are not run")
-    parser.add_argument("--weights", type=Path, help=f"folder of {', '.join(SHAPES)}, text_cnn")
+    parser.add_argument("--weights", type=Path, help=f"folder of {', '.join(SHAPES)}")
     parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder")
     options = parser.parse_args()
     if options.device.startswith("cuda") and not has_card:

@@ -77,10 +77,9 @@ CASES: dict[str, Build] = {
     "RewardModel llama": lambda f, o: RewardModel(f["reward"], **o),
     "RewardModel bert": lambda f, o: RewardModel(f["regression"], **o),
     "Accuracy bert": lambda f, o: Accuracy(f["classifier"], **o),
-    "Accuracy text_cnn": lambda f, o: Accuracy(f["text_cnn"], **o),
     "Accuracy ctrleval": lambda f, o: Accuracy(CTRLEval(f["llama"], **o)),
     "AttributeClassifier": lambda f, o: AttributeClassifier(
-        {"sentiment": f["classifier"], "tone": f["text_cnn"]}, **o
+        {"sentiment": f["classifier"], "tone": CTRLEval(f["llama"], **o)}, **o
     ),
     "Similarity": lambda f, o: Similarity(f["encoder"], **o),
     "TransferQuality": quality,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.text_cnn import MODEL_TYPE, TextCNNClassifier, read_config
 from ctrlreward.samples import shortened
 from ctrlreward.weights.loading import load_config
 
@@ -21,7 +19,7 @@ Probabilities = npt.NDArray[np.float64]
 
 @runtime_checkable
 class LabelProbabilities(Protocol):
-    """Classifier of texts: a `Classifier`, a `TextCNNClassifier`, a `CTRLEval`, or your own.
+    """Classifier of texts: a `Classifier`, a `CTRLEval`, or your own.
 
     With `multi_label = True`, each label with a probability above 0.5 is predicted.
     """
@@ -76,27 +74,9 @@ class Classifier(FrozenModel):
         return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))
 
 
-def load_classifier(
-    model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
-) -> LabelProbabilities:
-    """Load a frozen classifier of the kind that `model_type` in its `config.json` names."""
-    if _text_cnn_config(model) is not None:
-        return TextCNNClassifier(model, device, dtype, batch_tokens)
-    return Classifier(model, device, dtype, batch_tokens)
-
-
 def classifier_labels(model: str) -> tuple[str, ...]:
-    """Return the labels of the model that `load_classifier` would load, from its config."""
-    if (config := _text_cnn_config(model)) is not None:
-        return tuple(config["labels"])
+    """Return the labels of a `Classifier`, from its config."""
     return _labels(model, load_config(model), None)
-
-
-def _text_cnn_config(model: str) -> dict[str, Any] | None:
-    """Return the configuration of a folder of the text_cnn recipe; None for another model."""
-    file = Path(model).expanduser() / "config.json"
-    config = read_config(file) if file.is_file() else {}
-    return config if config.get("model_type") == MODEL_TYPE else None
 
 
 def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, ...]:

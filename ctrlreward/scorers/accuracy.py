@@ -10,7 +10,7 @@ import numpy as np
 
 from ctrlreward.arguments import one_of
 from ctrlreward.engine.sharing import shared_model
-from ctrlreward.models.classifier import LabelProbabilities, classifier_labels, load_classifier
+from ctrlreward.models.classifier import Classifier, LabelProbabilities, classifier_labels
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.ctrleval import CTRLEval
@@ -26,9 +26,9 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     - `label_probability`: probability of the target label, 0 to 1; higher is better.
 
     Args:
-        model: Local folder or Hugging Face id of a sequence classifier, folder of a `TextCNN`, or
-            an object with `labels` and `probabilities`, such as a `CTRLEval` scorer. None takes
-            `CTRLEval()` with its built-in weights and the labels `negative` and `positive`.
+        model: Local folder or Hugging Face id of a sequence classifier, or an object with `labels`
+            and `probabilities`, such as a `CTRLEval` scorer. None takes `CTRLEval()` with its
+            built-in weights and the labels `negative` and `positive`.
         target: Target label of all texts, instead of `labels`: `"sound"` of a classifier of sound
             and corrupted texts.
         attribute: Attribute whose target is read, for samples with labels of several attributes.
@@ -78,7 +78,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
 
     def build_model(self, name: str) -> LabelProbabilities:
         """Load the classifier, or share it with other scorers."""
-        return shared_model(load_classifier, name, self.device, self.dtype, self.batch_tokens)
+        return shared_model(Classifier, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return both scores; NaN, with a warning, for an empty text."""

@@ -1,12 +1,17 @@
-"""Training of Kim's (2014) TextCNN, the style classifier of style transfer.
+"""Kim's (2014) TextCNN, the style classifier of style transfer: network, training, classifier.
 
-`configs/style_transfer/text_cnn_*.yaml` use these classes. Copy this file to change them.
+`configs/style_transfer/text_cnn_*.yaml` train it, and judge by the `TextCNNClassifier` of the
+folder. Copy this file to change them.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,21 +19,23 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from ctrlreward.engine.batching import pad_rows
-from ctrlreward.models.text_cnn import (
-    PADDING,
-    TextCNN,
-    TextCNNClassifier,
-    TextCNNConfig,
-    save_text_cnn,
-)
+from ctrlreward.engine.batching import Ids, pad_rows, run_distinct
+from ctrlreward.engine.sharing import shared_model
+from ctrlreward.files import read_json, write_whole
+from ctrlreward.models.classifier import Probabilities
 from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, check_share, split_off
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 from ctrlreward.text.words import split_words
+
+# Reserved ids, before the ids of the words.
+_PADDING, _UNKNOWN = 0, 1
+
+_BATCH_WORDS = 8192
 
 
 class Sentence(NamedTuple):
@@ -170,7 +177,7 @@ class TextCNNTrainer(SentenceClassifierTrainer):
     """Trainer of a `TextCNN` on `SentenceData`, which writes the model of the best epoch.
 
     Logs `train_loss`, `val_loss` and `val_accuracy`. The best epoch is chosen by the trainer's
-    `ModelCheckpoint`; without one, it is the last. `Accuracy(...)` loads the folder;
+    `ModelCheckpoint`; without one, it is the last. `TextCNNClassifier(folder)` reads the folder;
     `evaluation.json` in it contains `test_accuracy`. With `fast_dev_run`, nothing is written.
 
     Args:
@@ -225,7 +232,7 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
 
     def write_model(self, folder: Path) -> dict[str, Any]:
-        """Write the model, load it as `Accuracy` does, and test it."""
+        """Write the model, load it as a scorer does, and test it."""
         save_text_cnn(self.model, folder)
         test = self.data.sentences["test"]
         classifier = TextCNNClassifier(str(folder))
@@ -236,7 +243,7 @@ class TextCNNTrainer(SentenceClassifierTrainer):
     def _loss_and_hits(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
         """Return the mean loss, and for each sentence whether it is classified correctly."""
         rows = [self.model.config.encode(sentence.text) for sentence in batch]
-        logits = self.model(*pad_rows(rows, PADDING, self.device))
+        logits = self.model(*pad_rows(rows, _PADDING, self.device))
         labels = torch.tensor([sentence.label for sentence in batch], device=self.device)
         return cross_entropy(logits, labels), logits.argmax(dim=1) == labels
 
@@ -245,3 +252,115 @@ def frequent_words(texts: Iterable[str], min_count: int) -> tuple[str, ...]:
     """Return the words with at least `min_count` occurrences, most frequent first."""
     counts = Counter(word for text in texts for word in split_words(text))
     return tuple(word for word, count in counts.most_common() if count >= min_count)
+
+
+@dataclass(frozen=True)
+class TextCNNConfig:
+    """Vocabulary, labels and layer sizes of a `TextCNN`.
+
+    `words` are in lower case; all others map to one unknown word. `widths` are filter widths in
+    words, with `filters` of each, and `dropout`, 0 to 1, is the rate of the features.
+    """
+
+    words: tuple[str, ...]
+    labels: tuple[str, ...]
+    embedding_size: int = 64
+    widths: tuple[int, ...] = (3, 4, 5)
+    filters: int = 128
+    dropout: float = 0.5
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words, _UNKNOWN + 1)}
+
+    def encode(self, text: str) -> Ids:
+        """Return the ids of the words of a text, padded to the widest filter."""
+        ids = [self._ids.get(word, _UNKNOWN) for word in split_words(text)]
+        return (*ids, *[_PADDING] * (max(self.widths) - len(ids)))
+
+
+class TextCNN(nn.Module):
+    """Convolutions over words with max-over-time pooling (Kim 2014, aclanthology.org/D14-1181)."""
+
+    def __init__(self, config: TextCNNConfig) -> None:
+        super().__init__()
+        self.config = config
+        size = config.embedding_size
+        self.embedding = nn.Embedding(len(config.words) + 2, size, padding_idx=_PADDING)
+        self.convolutions = nn.ModuleList(
+            nn.Linear(size * width, config.filters) for width in config.widths
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(config.filters * len(config.widths), len(config.labels))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Map padded ids and their mask, (rows, longest), to logits, (rows, labels)."""
+        vectors = self.embedding(ids)
+        features = []
+        for width, convolution in zip(self.config.widths, self.convolutions, strict=True):
+            # A matrix product over all windows is faster than Conv1d on a CPU.
+            values = convolution(vectors.unfold(1, width, 1).flatten(2))
+            # A window counts if its last word does.
+            outside = mask[:, width - 1 :].unsqueeze(2) == 0
+            features.append(values.masked_fill(outside, -torch.inf).amax(dim=1).relu())
+        logits: Tensor = self.output(self.dropout(torch.cat(features, dim=1)))
+        return logits
+
+
+def save_text_cnn(model: TextCNN, folder: str | PathLike[str]) -> None:
+    """Write `model.safetensors` and `config.json`; create the folder if needed."""
+    weights = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+    write_whole(Path(folder) / "model.safetensors", save(weights))
+    write_whole(Path(folder) / "config.json", json.dumps(asdict(model.config), indent=1))
+
+
+def load_text_cnn(folder: str, device: str = "cpu") -> TextCNN:
+    """Load the network of a folder for inference."""
+    model = TextCNN(_read_config(folder))
+    model.load_state_dict(load_file(Path(folder).expanduser() / "model.safetensors"))
+    return model.eval().requires_grad_(False).to(device)
+
+
+def _read_config(folder: str) -> TextCNNConfig:
+    values = read_json(Path(folder).expanduser() / "config.json")
+    return TextCNNConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+@dataclass(frozen=True)
+class TextCNNClassifier:
+    """Classifier of a folder that `TextCNNTrainer` has written, for `Accuracy`.
+
+    The folder is read at the first use, when another job may just have trained it.
+
+    Args:
+        folder: Folder of the trained model.
+        device: Device of the model.
+    """
+
+    folder: str
+    device: str = "cpu"
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the settings; a copy in another process loads the model again."""
+        return {"folder": self.folder, "device": self.device}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the training data, in the order of the outputs."""
+        return _read_config(self.folder).labels
+
+    @cached_property
+    def network(self) -> TextCNN:
+        """The loaded network, shared by all classifiers of the folder."""
+        return shared_model(load_text_cnn, self.folder, self.device)
+
+    def probabilities(self, texts: Sequence[str]) -> Probabilities:
+        """Return the softmax over the labels, float64, (texts, labels); no text is truncated."""
+
+        def forward(rows: list[Ids]) -> list[Probabilities]:
+            logits = self.network(*pad_rows(rows, _PADDING, torch.device(self.device)))
+            return list(logits.cpu().double().softmax(dim=-1).numpy())
+
+        rows = [self.network.config.encode(text) for text in texts]
+        values = run_distinct(rows, _BATCH_WORDS, forward, f"{self.folder}: {len(rows)} texts")
+        return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))

@@ -12,6 +12,7 @@ from functools import cache
 
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.functional.transfer import GM_THRESHOLDS
+from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.models.encoder import SentenceEncoder
 from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.recipes.trained_first import TrainedFirst
@@ -96,17 +97,18 @@ class ScoringModels:
     """Frozen models that score style transfer.
 
     Args:
-        classifier: Style classifier; see `Accuracy`.
+        classifier: Style classifier; see `Accuracy`. In YAML also
+            `class_path: ctrlreward.recipes.scoring_models.text_cnn.TextCNNClassifier`.
         encoder: Encoder or word vectors for content similarity; see `Similarity`. In YAML also
             `class_path: ctrlreward.recipes.scoring_models.word_vectors.sentence_vectors`.
         language_model: Language model for fluency; see `Perplexity`.
         score_end: Count the end of a text in the perplexity; see `Perplexity`.
         thresholds: Thresholds of the GM; see `TransferQuality`.
-        device: Device of all three.
+        device: Device of those that a name or folder is given for.
         dtype: Dtype of the language model; None picks by device.
     """
 
-    classifier: str
+    classifier: str | LabelProbabilities
     encoder: str | SentenceEncoder = "minilm-l6"
     language_model: str = "smollm2-135m"
     score_end: bool = False

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,7 @@ from transformers import (
 from word_models import WORDS, save_word_bert, word_config, word_tokenizer
 
 from ctrlreward import Accuracy, AttributeClassifier, TransferQuality
-from ctrlreward.models import classifier as module
-from ctrlreward.models.classifier import Classifier, load_classifier
-from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig, save_text_cnn
+from ctrlreward.models.classifier import Classifier
 
 TEXTS = ["the food was good", "bad", "the staff was not friendly and slow and bad", "", "bad", "?"]
 LABELS = {0: "negative", 1: "neutral", 2: "positive"}
@@ -187,23 +184,5 @@ def test_several_outputs_of_a_regression_raise(tmp_path) -> None:
 def test_a_model_without_a_trained_head_raises(tmp_path: Path) -> None:
     save_bert(tmp_path)
     BertModel(word_config(LABELS)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"no weights for classifier\.bias, classifier\.weight"):
+    with pytest.raises(ValueError, match=r"classifier\.bias, classifier\.weight"):
         Classifier(str(tmp_path))
-
-
-def test_a_text_cnn_is_known_by_its_model_type(tmp_path: Path) -> None:
-    save_text_cnn(TextCNN(TextCNNConfig(("good",), ("no", "yes"), 4)), tmp_path)
-    classifier = load_classifier(str(tmp_path), batch_tokens=7)
-    assert isinstance(classifier, TextCNNClassifier)
-    assert (classifier.labels, classifier.batch_tokens) == (("no", "yes"), 7)
-
-
-@pytest.mark.parametrize("config", [None, {"model_type": "bert"}, {}])
-def test_all_others_are_left_to_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, str] | None
-) -> None:
-    monkeypatch.setattr(module, "Classifier", lambda *arguments: arguments)
-    if config is not None:
-        (tmp_path / "config.json").write_text(json.dumps(config))
-    given = (str(tmp_path), "cpu", "bfloat16", 7)
-    assert load_classifier(*given) == given

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from warm_python import WarmProcess
 
-from ctrlreward.models.text_cnn import TextCNNClassifier
 from ctrlreward.recipes import trained_first
+from ctrlreward.recipes.scoring_models.text_cnn import TextCNNClassifier
 from ctrlreward.recipes.style_transfer import Sentences, TransferData
 from ctrlreward.recipes.trained_first import TrainedFirst
 

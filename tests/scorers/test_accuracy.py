@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 from word_classifiers import CountingWords, ScorerAsClassifier
 
-from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig, save_text_cnn
+from ctrlreward.recipes.scoring_models.text_cnn import (
+    TextCNN,
+    TextCNNClassifier,
+    TextCNNConfig,
+    save_text_cnn,
+)
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import accuracy as module
 from ctrlreward.scorers.accuracy import Accuracy
@@ -94,7 +99,7 @@ def test_a_named_classifier_is_loaded_at_first_use(monkeypatch: pytest.MonkeyPat
         built.append(arguments)
         return JUDGE
 
-    monkeypatch.setattr(module, "load_classifier", build)
+    monkeypatch.setattr(module, "Classifier", build)
     scorer = Accuracy("some/folder", dtype="bfloat16", batch_tokens=64)
     assert not built
     for device in ("cpu", "cuda"):
@@ -104,11 +109,12 @@ def test_a_named_classifier_is_loaded_at_first_use(monkeypatch: pytest.MonkeyPat
     assert built == [("some/folder", device, "bfloat16", 64) for device in ("cpu", "cuda")]
 
 
-def test_the_folder_of_a_text_cnn_serves_as_classifier(tmp_path: Path) -> None:
+def test_a_text_cnn_serves_as_classifier(tmp_path: Path) -> None:
     model = TextCNN(TextCNNConfig(("good", "bad"), ("negative", "positive"), 4))
     save_text_cnn(model, tmp_path)
-    scores = Accuracy(str(tmp_path)).score(Samples(TEXTS, labels=LABELS))
-    expected = TextCNNClassifier(str(tmp_path)).probabilities(TEXTS)
+    classifier = TextCNNClassifier(str(tmp_path))
+    scores = Accuracy(classifier).score(Samples(TEXTS, labels=LABELS))
+    expected = classifier.probabilities(TEXTS)
     targets = [1, 1, 0, 1]
     for i in (0, 1, 3):
         assert scores["label_probability"][i] == pytest.approx(expected[i, targets[i]])

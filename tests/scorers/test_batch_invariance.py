@@ -21,6 +21,7 @@ from tiny_models import save_judges, save_reward_model
 
 from ctrlreward import scorers as cr
 from ctrlreward.models.word_vectors import WordVectors
+from ctrlreward.recipes.scoring_models.text_cnn import TextCNNClassifier
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, score
 
@@ -103,7 +104,7 @@ POINTWISE: Mapping[str, Callable[..., cr.Scorer]] = {
     "RewardModel": lambda f, **o: cr.RewardModel(f["reward"], **o),
     "RewardModel of an encoder": lambda f, **o: cr.RewardModel(f["regression"], **o),
     "Accuracy": lambda f, **o: cr.Accuracy(f["classifier"], **o),
-    "Accuracy of words": lambda f, **o: cr.Accuracy(f["text_cnn"], **o),
+    "Accuracy of words": lambda f, **o: cr.Accuracy(TextCNNClassifier(f["text_cnn"]), **o),
     "AttributeClassifier": lambda f, **o: cr.AttributeClassifier({"tone": f["classifier"]}, **o),
     "TransferQuality": transfer,
 }

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from asked_models import inputs_seen
+from tiny_models import save_bert
+from transformers import BertForSequenceClassification
 
 from ctrlreward.models.aligner import EmbeddingAligner
 from ctrlreward.models.encoder import Encoder
-from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Alignment, CTRLEval, Perplexity, Scorer, Similarity, Task
 from ctrlreward.scorers.base import Scores, score
@@ -120,7 +121,7 @@ def test_similarity_and_alignment_share_an_encoder_until_both_are_released() -> 
 
 
 def test_accuracies_of_one_folder_share_their_classifier(tmp_path: Path) -> None:
-    save_text_cnn(TextCNN(TextCNNConfig(("good", "bad"), ("negative", "positive"), 4)), tmp_path)
+    save_bert(tmp_path, BertForSequenceClassification)
     first, second = Accuracy(str(tmp_path)), Accuracy(str(tmp_path))
     classifier = weakref.ref(first.loaded_model)
     assert second.loaded_model is classifier()

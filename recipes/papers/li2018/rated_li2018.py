@@ -10,6 +10,7 @@ import numpy as np
 
 from ctrlreward.functional.preferences import pairwise_preferences
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.recipes.papers.ctc.ablations import ablate, print_ablations
 from ctrlreward.recipes.papers.li2018.metric_validity import (
     percent,
@@ -43,7 +44,7 @@ INPUTS = ("label_probability", "similarity", "perplexity")  # of a sentence's GM
 
 def li2018(
     data: Path,
-    classifier: str | None = None,
+    classifier: str | LabelProbabilities | None = None,
     model: str = "smollm2-135m",
     similarity: str = "minilm-l6",
     words: Literal["as_written", "separated"] = "as_written",
@@ -62,8 +63,9 @@ def li2018(
 
     Args:
         data: Their rated sentences, human_ratings_yelp.csv.
-        classifier: Style classifier with the labels positive and negative: a local folder or
-            Hugging Face id. Without one, only preservation is evaluated.
+        classifier: Style classifier with the labels positive and negative: a local folder, a
+            Hugging Face id, or a class such as the text_cnn recipe's, with its folder. Without
+            one, only preservation is evaluated.
         model: Language model for the perplexity; a folder of one trained on such sentences suits
             them better than a general one.
         similarity: Model for the similarity: a sentence encoder, or word vectors.

@@ -1,17 +1,31 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning_choice import quiet_trainer
+from safetensors.torch import load_file
 from scoring_recipes import overrides, written
+from torch.nn.functional import conv1d
 
 from ctrlreward.jobs.training_job import build
-from ctrlreward.models.text_cnn import TextCNNClassifier
-from ctrlreward.recipes.scoring_models.text_cnn import Sentence, SentenceData, TextCNNTrainer
+from ctrlreward.recipes.scoring_models.text_cnn import (
+    Sentence,
+    SentenceData,
+    TextCNN,
+    TextCNNClassifier,
+    TextCNNConfig,
+    TextCNNTrainer,
+    frequent_words,
+    save_text_cnn,
+)
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "style_transfer" / "text_cnn_yelp.yaml"
 GOOD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for word in
@@ -110,9 +124,9 @@ def test_training_writes_the_best_epochs_folder(
     folder = tmp_path / "model"
     classifier = TextCNNClassifier(str(folder))
     assert classifier.labels == ("negative", "positive")
-    assert "lovely" in classifier.config.words
+    assert "lovely" in classifier.network.config.words
     best = torch.load(cli.trainer.checkpoint_callback.best_model_path, weights_only=True)
-    for name, weight in classifier.model.state_dict().items():
+    for name, weight in classifier.network.state_dict().items():
         assert torch.equal(weight, best["state_dict"][f"model.{name}"])
 
     report = json.loads((folder / "evaluation.json").read_text("utf-8"))
@@ -147,7 +161,7 @@ def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"model"}
     model = trained(files, folder).model
-    for name, weight in TextCNNClassifier(str(folder)).model.state_dict().items():
+    for name, weight in TextCNNClassifier(str(folder)).network.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name])
 
 
@@ -167,3 +181,70 @@ def test_a_few_thousand_sentences_teach_the_sentiment(data_dir: Path, tmp_path: 
     report = json.loads((tmp_path / "model" / "evaluation.json").read_text("utf-8"))
     assert report["test_sentences"] == 1000
     assert report["test_accuracy"] > 0.75  # by chance 0.5
+
+
+# The network
+
+
+WORDS = ("the", "food", "was", "good", "bad", "and", "slow")
+LABELS = ("negative", "neutral", "positive")
+TEXTS = [
+    "The food was good",
+    "bad",
+    "the waiter was slow and the food was bad and the soup was worse",
+    "",
+    "good good good good good",
+    "bad",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    config = TextCNNConfig(WORDS, LABELS, embedding_size=4, widths=(2, 3, 5), filters=6)
+    path = tmp_path_factory.mktemp("text_cnn")
+    save_text_cnn(TextCNN(config), path)
+    return str(path)
+
+
+def by_hand(folder: str, text: str) -> np.ndarray:
+    """Kim's network from the saved weights with torch's own convolution, a text at a time."""
+    weights = load_file(Path(folder) / "model.safetensors")
+    ids = [WORDS.index(word) + 2 if word in WORDS else 1 for word in text.lower().split()]
+    vectors = weights["embedding.weight"][ids + [0] * (5 - len(ids))].T
+    features = []
+    for i, width in enumerate((2, 3, 5)):
+        kernel = weights[f"convolutions.{i}.weight"].view(6, 4, width)
+        values = conv1d(vectors[None], kernel, weights[f"convolutions.{i}.bias"])
+        features.append(values.relu().amax(dim=2)[0])
+    logits = weights["output.weight"] @ torch.cat(features) + weights["output.bias"]
+    return logits.softmax(dim=0).numpy()
+
+
+@pytest.mark.parametrize("words", [1, 20, 8192])
+def test_equals_one_text_at_a_time(
+    folder: str, words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctrlreward.recipes.scoring_models.text_cnn._BATCH_WORDS", words)
+    values = TextCNNClassifier(folder).probabilities(TEXTS)
+    assert values.dtype == np.float64
+    np.testing.assert_allclose(values, [by_hand(folder, text) for text in TEXTS], atol=1e-5)
+    np.testing.assert_allclose(values.sum(axis=1), 1, atol=1e-9)
+    assert values.std(axis=0).min() > 0.01  # the texts are told apart
+
+
+def test_a_folder_gives_back_what_was_saved(folder: str) -> None:
+    classifier = TextCNNClassifier(folder)
+    assert classifier.labels == LABELS
+    assert classifier.network.config.words == WORDS
+    assert classifier.network.config.widths == (2, 3, 5)
+    assert not classifier.network.training
+    assert not any(weight.requires_grad for weight in classifier.network.parameters())
+
+
+@given(st.lists(st.lists(st.sampled_from("abCd")).map(" ".join)), st.integers(1, 4))
+def test_frequent_words_equal_brute_force(texts: list[str], least: int) -> None:
+    counts = Counter(" ".join(texts).lower().split())
+    words = frequent_words(texts, least)
+    assert set(words) == {word for word, count in counts.items() if count >= least}
+    assert [counts[w] for w in words] == sorted((counts[w] for w in words), reverse=True)

@@ -17,10 +17,15 @@ from ctrlreward import Distinct, LexiconSentiment, Reward, Samples, functional
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import TrainCLI, build
-from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.plots.curves import curve
 from ctrlreward.policy import LoRA, PolicyTuner
-from ctrlreward.recipes.scoring_models.text_cnn import frequent_words
+from ctrlreward.recipes.scoring_models.text_cnn import (
+    TextCNN,
+    TextCNNClassifier,
+    TextCNNConfig,
+    frequent_words,
+    save_text_cnn,
+)
 from ctrlreward.recipes.style_transfer import (
     ScoringModels,
     Sentences,
@@ -87,7 +92,8 @@ def scoring_models(tiny_llama: Callable[[str], str], tmp_path: Path) -> ScoringM
     folder.mkdir()
     save_judge(folder, "sour", "sweet")
     letters = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
-    return ScoringModels(str(folder), "minilm-l6", letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
+    judge = TextCNNClassifier(str(folder))
+    return ScoringModels(judge, "minilm-l6", letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
 
 
 def test_the_reward_is_the_weighted_sum_of_gm_and_its_components(
@@ -168,6 +174,7 @@ def test_training_selection_and_report_have_sentences_of_their_own(
     assert sources[0].isdisjoint(read_held_out(rated))
 
 
+JUDGE = "ctrlreward.recipes.scoring_models.text_cnn.TextCNNClassifier"
 # As in a YAML file: a mean, and a ranking.
 JUDGES = """
 sentiment_accuracy:
@@ -186,8 +193,9 @@ def test_a_small_run_writes_all_results(
 ) -> None:
     monkeypatch.setenv("CTRLREWARD_DATA", str(write_data(tmp_path / "data")))
     config = settings(tmp_path)
-    judge = Path(scoring_models.classifier)
+    judge = Path(scoring_models.classifier.folder)
     save_judge(judge, "negative", "positive")
+    classifier = {"class_path": JUDGE, "init_args": {"folder": str(judge)}}
     small = tiny_llama(LETTERS)
     model, data, trainer = (config[key] for key in ("model", "data", "trainer"))
     model["init_args"]["model"] = small
@@ -199,14 +207,14 @@ def test_a_small_run_writes_all_results(
     for arguments in (model["init_args"]["reward"]["init_args"], *jobs):
         if "scoring_models" in arguments:
             arguments["scoring_models"] |= {
-                "classifier": str(judge),
+                "classifier": classifier,
                 "language_model": small,
                 "encoder": "minilm-l6",
                 "thresholds": [-8.0, -100.0, 1e6, -1e6],
             }
         if "sentences" in arguments:
             arguments["sentences"]["count"] = 3
-    jobs[0]["others"]["independent"]["init_args"]["scorer"]["init_args"]["model"] = str(judge)
+    jobs[0]["others"]["independent"]["init_args"]["scorer"]["init_args"]["model"] = classifier
     jobs[-1]["judges"] = yaml.safe_load(JUDGES)
     data["init_args"]["sentences"]["count"] = 4
     data["init_args"] |= {"batch_size": 2, "models": []}

@@ -82,8 +82,9 @@ def test_the_official_setting_has_the_papers_split_and_metrics(papers_dir: Path)
             encoder = models["encoder"]["init_args"]
             assert (encoder.pop("centred"), encoder.pop("vectors")) == (False, "runs/glove_300d")
             models["thresholds"] = wanted["scoring_models"]["thresholds"]
-            for name, folder in (("classifier", "text_cnn"), ("language_model",) * 2):
-                assert models[name] == f"runs/official_{folder}/model"
+            assert models["classifier"]["init_args"] == {"folder": "runs/official_text_cnn/model"}
+            assert models["language_model"] == "runs/official_language_model/model"
+            for name in ("classifier", "language_model"):
                 models[name] = wanted["scoring_models"][name]
         if callback["class_path"].endswith("TransferReport"):
             assert found["sentences"]["files"] == base["data"]["init_args"]["files"]

@@ -18,14 +18,19 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from ctrlreward import Samples, Similarity, WordVectors
 from ctrlreward.callbacks import GenerationScorer, HistoryLogger, RewardCheckpoint
-from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import (
     read_references,
     reference_bleu,
     reference_meteor,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_report import TransferReport
-from ctrlreward.recipes.scoring_models.text_cnn import frequent_words
+from ctrlreward.recipes.scoring_models.text_cnn import (
+    TextCNN,
+    TextCNNClassifier,
+    TextCNNConfig,
+    frequent_words,
+    save_text_cnn,
+)
 from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -64,7 +69,8 @@ def scoring_models(tiny_llama: Callable[[str], str], tmp_path: Path) -> ScoringM
     random = np.random.default_rng(0)
     vectors = WordVectors({word: random.normal(size=4).tolist() for word in words})
     letters = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
-    return ScoringModels(str(folder), vectors, letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
+    judge = TextCNNClassifier(str(folder))
+    return ScoringModels(judge, vectors, letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
 
 
 class Restyler(BoringModel):
