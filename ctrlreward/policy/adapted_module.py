@@ -19,9 +19,7 @@ from ctrlreward.policy.prompts import Prompt, end_of_turn, model_texts
 from ctrlreward.policy.rollouts import Generation, Rollout, add_end_tokens, sample
 from ctrlreward.progress import track_part
 from ctrlreward.ranks import rank_and_ranks
-from ctrlreward.weights.completeness import check_vocabulary
-from ctrlreward.weights.loading import load_tokenizer
-from ctrlreward.weights.sources import check_name
+from ctrlreward.weights.loading import check_vocabulary, load_tokenizer
 
 PROMPTS_PER_BATCH = 128  # in `complete`
 _ADVICE = "Pass the model and the lora that the checkpoint was trained with."
@@ -53,7 +51,6 @@ class AdaptedModuleMixin(LightningModule):
                 "save_pretrained."
             )
         self.base_model = str(model)
-        check_name(self.base_model)
         self.generation = generation
         self.optimizer = optimizer
         self.lora = lora

@@ -26,10 +26,8 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from ctrlreward.arguments import one_of, positive
-from ctrlreward.weights.completeness import damage_named
-from ctrlreward.weights.dtypes import Dtype, pick_dtype
+from ctrlreward.weights.dtypes import Dtype, Quantization, pick_dtype, quantization_config
 from ctrlreward.weights.loading import load_config, load_weights
-from ctrlreward.weights.quantization import Quantization, quantization_config
 from ctrlreward.weights.sources import resolve
 
 
@@ -266,8 +264,7 @@ def _continued(
     base: PreTrainedModel, model: str, lora: LoRA, folder: str, linear: Set[str]
 ) -> PeftModel:
     """Add a trained adapter, to be trained further."""
-    with damage_named(Path(folder), f"lora.adapter = {folder!r}"):
-        config, weights = _adapter_config(folder), load_file(Path(folder, _WEIGHTS))
+    config, weights = _adapter_config(folder), load_file(Path(folder, _WEIGHTS))
     fits = f"lora.adapter = {folder!r}, trained on {config.base_model_name_or_path!r},"
     config.base_model_name_or_path = resolve(model)
     try:

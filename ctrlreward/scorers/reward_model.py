@@ -16,7 +16,7 @@ from ctrlreward.models.reward_head import REWARD, RewardHead, output_names
 from ctrlreward.samples import Samples, is_unicode, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
-from ctrlreward.weights.quantization import Quantization
+from ctrlreward.weights.dtypes import Quantization
 
 log = item_logger(__name__)
 

@@ -7,11 +7,10 @@ from typing import Unpack
 
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.encoder import Encoder, SentenceEncoder
-from ctrlreward.models.word_vectors import WordVectors
+from ctrlreward.models.word_vectors import WordVectors, vector_folder
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
-from ctrlreward.weights.sources import resolve_vectors
 
 
 class Similarity(ModelScorer[SentenceEncoder]):
@@ -47,7 +46,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
 
     def build_model(self, name: str) -> SentenceEncoder:
         """Load the encoder or word vectors, or share them with other scorers."""
-        if resolve_vectors(name) is not None:
+        if vector_folder(name) is not None:
             return shared_model(WordVectors.load, name)
         # None is the last layer, as in `Alignment`.
         return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens, None)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from filelock import AcquireReturnProxy, FileLock
+from filelock import FileLock
 
 from ctrlreward.files import whole_folder
 
@@ -19,23 +18,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ctrlreward"
 
 
-def locked(path: Path, problem: str, variable: str) -> AcquireReturnProxy[Any]:
-    """Return a lock on a file or folder of a cache; an error has `problem` and `variable`."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(path.with_name(f".{path.name}.lock")).acquire()
-    except OSError as error:
-        raise OSError(f"{problem} ({error}). Set {variable} to a writable folder.") from error
-
-
 def build_once(key: str, build: Callable[[Path], None]) -> Path:
     """Return the cache folder `key`, whole or absent; one process fills it with `build`."""
     folder = cache_folder() / key
-    if folder.is_dir():
-        return folder
-    problem = f"the cache folder {folder.parent} is not writable"
-    with locked(folder, problem, "CTRLREWARD_CACHE"):
-        if not folder.is_dir():
-            with whole_folder(folder) as unfinished:
-                build(unfinished)
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f".{key}.lock")):
+            if not folder.is_dir():
+                with whole_folder(folder) as unfinished:
+                    build(unfinished)
     return folder

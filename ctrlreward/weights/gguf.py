@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward.extras import import_extra
-from ctrlreward.progress import Phase, show
-from ctrlreward.weights.cache import build_once, cache_folder
-from ctrlreward.weights.completeness import check_complete
+from ctrlreward.weights.cache import build_once
+from ctrlreward.weights.completeness import check_complete, model_named
+
+log = logging.getLogger(__name__)
 
 
 def convert_once(file: Path) -> Path:
@@ -30,32 +32,19 @@ def convert_once(file: Path) -> Path:
 
 def convert(file: Path, folder: Path) -> None:
     """Write a GGUF file as a transformers folder: float32 weights and the tokenizer."""
-    with (
-        show(Phase(f"converting {file.name} to float32 safetensors in {cache_folder()}")),
-        contextlib.redirect_stderr(io.StringIO()),  # gguf has no option to hide its progress bar
-    ):
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                file.parent, gguf_file=file.name, trust_remote_code=False
-            )
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                file.parent,
-                gguf_file=file.name,
-                trust_remote_code=False,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported, and an error
-            )
-            model, report = loaded
-        except MemoryError:
-            raise
-        except Exception as error:  # of gguf, of struct, of numpy, of transformers
-            raise OSError(
-                f"model = {str(file)!r} ({file.stat().st_size} bytes) can't be read as GGUF "
-                f"({error}). It was cut off or is damaged, or transformers does not support its "
-                "kind. Download it again."
-            ) from error
-        check_complete(str(file), model, report, "a GGUF file")
+    log.warning("converting %s to float32 safetensors", file.name)
+    options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    # gguf has no option to hide its progress bar.
+    with model_named(str(file)), contextlib.redirect_stderr(io.StringIO()):
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported, and an error
+            **options,
+        )
+        check_complete(str(file), report)
         # transformers does not save a model that it takes for quantised; a new one saves them.
         del model.config.quantization_config
         with torch.device("meta"):

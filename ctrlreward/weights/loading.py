@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError as Misfit
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     AutoTokenizer,
     BitsAndBytesConfig,
     PretrainedConfig,
@@ -31,61 +21,20 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ctrlreward.arguments import did_you_mean
-from ctrlreward.weights.completeness import check_complete, check_finite, damage_named
-from ctrlreward.weights.dtypes import pick_dtype
-from ctrlreward.weights.quantization import Quantization, quantization_config
-from ctrlreward.weights.sources import SHORT_NAMES, VECTOR_NAMES, resolve
+from ctrlreward.weights.completeness import check_complete, model_named
+from ctrlreward.weights.dtypes import Quantization, pick_dtype, quantization_config
+from ctrlreward.weights.sources import resolve
 
 AutoClass: TypeAlias = Any  # with `from_pretrained`, such as `AutoModelForCausalLM`
 
-# Kind of model of an `AutoClass` in errors.
-_KINDS: Mapping[object, str] = {
-    AutoModel: "an encoder",
-    AutoModelForCausalLM: "a decoder-only language model",
-    AutoModelForSeq2SeqLM: "an encoder-decoder",
-    AutoModelForSequenceClassification: "a sequence classifier or a regression",
-    AutoModelForTokenClassification: "a token classifier",
-}
-
-# Configurations of an `AutoClass`.
-_MAPPINGS: Mapping[object, Container[object]] = {
-    AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoModelForSeq2SeqLM: MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-    AutoModelForSequenceClassification: MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoModelForTokenClassification: MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
-}
-
-# Parts that a checkpoint may lack: the pooler of an `AutoModel` is the input of a head.
-_UNUSED: Mapping[object, re.Pattern[str]] = {AutoModel: re.compile(r"(^|\.)pooler\.")}
-
 # One of them makes a tokenizer: of tokenizers, SentencePiece, BPE and WordPiece.
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-    *("vocab.json", "vocab.txt"),
-)
+_TOKENIZERS = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")
 
 
 def load_config(model: str) -> PretrainedConfig:
     """Load the configuration of a model, without its weights."""
-    location = resolve(model)
-    with _hub(model, location):
-        try:
-            return AutoConfig.from_pretrained(location, trust_remote_code=False)
-        except ValueError as error:
-            values, _ = PretrainedConfig.get_config_dict(location)
-            if "auto_map" not in values:
-                raise
-            raise ValueError(remote_code(model)) from error
-
-
-def remote_code(model: str) -> str:
-    """Return the message for a model whose network is code of its repository."""
-    return (
-        f"model = {model!r} is defined by Python code in its repository (auto_map in its "
-        "config.json), which is never run here. Use a model of a class of transformers, or load it "
-        "yourself and pass a function that scores texts by it (FunctionScorer)."
-    )
+    with model_named(model):
+        return AutoConfig.from_pretrained(resolve(model), trust_remote_code=False)
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -94,15 +43,12 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     Without a padding token it pads with its end token, which the attention mask hides.
     """
     folder = Path(model).expanduser()
-    plain = folder.is_dir() and not any(folder.glob("*.gguf"))
-    location = str(folder) if plain else resolve(model)
+    is_plain = folder.is_dir() and not any(folder.glob("*.gguf"))
+    location = str(folder) if is_plain else resolve(model)
     saved = Path(location)
-    if saved.is_dir() and not any((saved / name).is_file() for name in _TOKENIZER_FILES):
-        raise ValueError(
-            f"model = {model!r} has no tokenizer.json. Save the tokenizer into the folder with "
-            f"AutoTokenizer.from_pretrained(...).save_pretrained({str(saved)!r})."
-        )
-    with _hub(model, location):
+    if saved.is_dir() and not any([*saved.glob(name)] for name in _TOKENIZERS):
+        raise ValueError(f"model = {model!r} has no tokenizer.json, must have one")
+    with model_named(model):
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -117,10 +63,10 @@ def load_frozen(
     quantization: Quantization | None = None,
 ) -> PreTrainedModel:
     """Load a pretrained model for inference on its device: safetensors, no remote code."""
-    torch_dtype = pick_dtype(dtype, device)
-    quantized = quantization_config(quantization, torch_dtype, "quantization")
-    plain = load_config(model)
-    return freeze(load_weights(auto_class, model, plain, torch_dtype, quantized, device), device)
+    picked = pick_dtype(dtype, device)
+    quantized = quantization_config(quantization, picked, "quantization")
+    loaded = load_weights(auto_class, model, load_config(model), picked, quantized, device)
+    return freeze(loaded, device)
 
 
 def freeze(model: PreTrainedModel, device: str) -> PreTrainedModel:
@@ -136,7 +82,7 @@ def load_weights(
     model: str,
     config: PretrainedConfig,
     dtype: torch.dtype,
-    quantization_config: BitsAndBytesConfig | None = None,
+    quantization: BitsAndBytesConfig | None = None,
     device: str = "cpu",
     supplied: Container[str] = (),
 ) -> PreTrainedModel:
@@ -144,86 +90,73 @@ def load_weights(
 
     Only quantized weights are loaded on the device.
     """
-    _check_kind(auto_class, model, config)
-    location = resolve(model)
-    with _hub(model, location), _quiet_loading(location):
+    if auto_class is AutoModelForCausalLM:
+        _check_decoder(model, config)
+    with model_named(model), _quiet_transformers():
         loaded, report = auto_class.from_pretrained(
-            location,
+            resolve(model),
             config=config,
             dtype=dtype,
-            quantization_config=quantization_config,
+            quantization_config=quantization,
             # Quantized weights cannot be moved to another kind of device later.
-            device_map=None if quantization_config is None else {"": device},
+            device_map=None if quantization is None else {"": device},
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported, and an error below
         )
-    kind = _KINDS.get(auto_class, "a model")
-    report["missing_keys"] = [key for key in report["missing_keys"] if key not in supplied]
-    check_complete(model, loaded, report, kind, _UNUSED.get(auto_class))
-    check_finite(model, loaded)
+    # The pooler of a plain encoder is the input of a head, which nothing reads.
+    unread = "pooler." if auto_class is AutoModel else "\0"
+    report["missing_keys"] = [
+        key for key in report["missing_keys"] if key not in supplied and unread not in key
+    ]
+    check_complete(model, report)
     return cast(PreTrainedModel, loaded)
 
 
-def _check_kind(auto_class: AutoClass, model: str, config: PretrainedConfig) -> None:
-    """Raise if the class would read a model of another kind, such as an encoder as a decoder."""
-    is_causal, known = auto_class is AutoModelForCausalLM, _MAPPINGS.get(auto_class)
-    # These have a causal head in transformers, for which they are not trained.
+def check_vocabulary(
+    model: str, tokenizer: PreTrainedTokenizerBase, loaded: PreTrainedModel, reads_padding: bool
+) -> None:
+    """Raise if a tokenizer has tokens that the embeddings of its model lack.
+
+    Special tokens that occur in no input may, such as the padding token of many chat models.
+    """
+    rows = len(cast(Any, loaded.get_input_embeddings()).weight)
+    roles = ["bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token"]
+    roles += ["pad_token"] * reads_padding
+    unread = {*tokenizer.all_special_tokens} - {getattr(tokenizer, role) for role in roles}
+    outside = [t for t, i in tokenizer.get_vocab().items() if i >= rows and t not in unread]
+    if outside:
+        raise ValueError(
+            f"model = {model!r} embeds {rows} tokens, but its tokenizer has {len(outside)} more, "
+            f"such as {min(outside)!r}. Use the tokenizer that the model was trained with."
+        )
+
+
+def _check_decoder(model: str, config: PretrainedConfig) -> None:
+    """Raise for an encoder or encoder-decoder, of which transformers would make a decoder."""
     is_encoder = (
-        is_causal
-        and type(config) in MODEL_FOR_MASKED_LM_MAPPING
+        type(config) in MODEL_FOR_MASKED_LM_MAPPING
         and not getattr(config, "is_decoder", False)
         and not getattr(config, "causal", False)
     )
-    if config.is_encoder_decoder and is_causal:
-        found = "an encoder-decoder"
-    elif is_encoder:
-        found = "an encoder, whose tokens read the ones after them"
-    elif known is not None and type(config) not in known:
-        found = f"of type {config.model_type}"
-    else:
-        return
-    raise ValueError(f"model = {model!r} is {found}, must be {_KINDS[auto_class]}")
-
-
-@contextlib.contextmanager
-def _hub(model: str, location: str) -> Iterator[None]:
-    """Name the model in errors of loading it."""
-    try:
-        with damage_named(Path(location), f"model = {model!r}"):
-            yield
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, Misfit) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if is_encoder or config.is_encoder_decoder:
         raise ValueError(
-            f"model = {model!r} can't be built from its config.json ({reason}). Save it again."
-        ) from error
-    except OSError as error:
-        if Path(location).is_dir():
-            raise
-        hint = did_you_mean(model, [*SHORT_NAMES, *VECTOR_NAMES])
-        raise OSError(
-            f"model = {model!r} could not be loaded as a Hugging Face id "
-            f"({str(error).splitlines()[0]}). Use a local folder, or one of the built-in names "
-            f"{', '.join(SHORT_NAMES)}{hint}"
-        ) from error
+            f"model = {model!r} is of type {config.model_type}, must be a decoder-only language "
+            "model"
+        )
 
 
 @contextlib.contextmanager
-def _quiet_loading(location: str) -> Iterator[None]:
+def _quiet_transformers() -> Iterator[None]:
     """Hide transformers' report on loaded weights, which `check_complete` replaces, and bars."""
-    hide = transformers_logging.is_progress_bar_enabled() and Path(location).is_dir()
-    if hide:
-        transformers_logging.disable_progress_bar()
-    logger = logging.getLogger("transformers.modeling_utils")
-
-    def is_no_report(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in str(record.msg)
-
-    logger.addFilter(is_no_report)
+    level = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        logger.removeFilter(is_no_report)
-        if hide:
+        transformers_logging.set_verbosity(level)
+        if bars:
             transformers_logging.enable_progress_bar()

