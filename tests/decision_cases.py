@@ -271,7 +271,7 @@ def eighths(number: int | None) -> float | None:
     return None if number is None else number / 8
 
 
-# Cases that `make test` runs on two ranks, one of each kind; `make soak` runs all.
+# Cases that `make test` runs with trainers, one of each kind; `make soak` runs all.
 ON_TWO_RANKS = {
     "recovers in time",
     "more NaN in a row than patience",
@@ -285,8 +285,8 @@ ON_TWO_RANKS = {
 BY_PROMPT_ON_TWO_RANKS = {"alarm after a rise", "a decline stops", "noise is no improvement"}
 
 
-def cases_on_two_ranks(names: Iterable[str]) -> list[Any]:
-    """Return the parameters of a test on two ranks: a name of a case each."""
+def one_of_each_kind(names: Iterable[str]) -> list[Any]:
+    """Return the names of cases, as parameters of a test that trains."""
     quick = ON_TWO_RANKS | BY_PROMPT_ON_TWO_RANKS
     soak = pytest.mark.soak
     return [

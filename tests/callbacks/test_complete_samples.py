@@ -115,12 +115,12 @@ def test_what_cannot_generate_is_refused_before_training(
         complete_samples = None
 
     data = PROMPTS.replace(texts=["A rewrite"] * 3, prefixes=None)
-    for module, samples, message in (
-        (Silent(), PROMPTS, r"Silent has neither. Define complete\(.*or, .*complete_samples\("),
-        (Restyler(), data, r"sources and texts, but no prefixes"),
+    for module, samples, named in (
+        (Silent(), PROMPTS, "complete_samples"),
+        (Restyler(), data, "prefixes"),
     ):
         callbacks = [kind({"v": curve(PROXY)["value"]}, samples), RewardCheckpoint("score/v")]
-        with pytest.raises(MisconfigurationException, match=f"{kind.__name__}: .*{message}"):
+        with pytest.raises(MisconfigurationException, match=named):
             fit(module, callbacks)
     trainer = fit(counter(), [GenerationScorer({"v": curve(PROXY)["value"]}, data)], max_steps=1)
     assert trainer.callback_metrics["score/v"] == pytest.approx(PROXY[1])
@@ -154,13 +154,10 @@ def test_the_source_is_no_part_of_what_is_scored(fit, counter, curve, kind, late
     right = Samples(["", ""], prefixes=["", ""], prompts=SOURCES)
     watch = [GenerationScorer({"v": scorer["value"]}, right)] if kind is BeforeAfter else []
     same = Samples(SOURCES, sources=SOURCES)
-    with pytest.raises(ValueError, match=r"texts\[0\] = 'The soup' equals sources\[0\]"):
+    with pytest.raises(ValueError, match=r"sources\[0\]"):
         kind({"v": scorer["value"]}, same)
     module = Rewriter(T5ForConditionalGeneration(T5()))
-    with pytest.raises(
-        (MisconfigurationException, ValueError),
-        match=r"Rewriter have neither prefixes nor prompts.*encoder-decoder.*as_samples\(samp",
-    ):
+    with pytest.raises((MisconfigurationException, ValueError), match="prefixes nor prompts"):
         fit(module, callbacks(Samples(SOURCES)))
     assert module.weight == 0  # before the first step
     for samples in (same, Samples(SOURCES)):  # the line of both messages

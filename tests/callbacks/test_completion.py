@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import random
-import re
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -54,19 +52,6 @@ def test_text_is_beginning_plus_completion_and_columns_are_kept(held_out: Sample
     assert len(set(samples.texts)) == 6
 
 
-def test_without_prompts_the_beginning_is_the_prompt() -> None:
-    assert generate(Echo(), Samples(texts=["A"])).texts[0].startswith("A<A|")
-
-
-def test_given_groups_are_kept() -> None:
-    samples = generate(Echo(), Samples(texts=["a", "b"], groups=["x", "x"]))
-    assert samples.groups == ("x", "x")
-
-
-def test_no_prompts_give_no_samples() -> None:
-    assert len(generate(Mute(), Samples(texts=[]))) == 0
-
-
 @given(
     st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=4),
     st.integers(1, 3),
@@ -96,18 +81,26 @@ def test_the_seed_fixes_the_texts_and_the_random_state_is_restored() -> None:
     assert generate(Echo(), prompts, seed=2) != first
 
 
+def test_groups_of_the_prompts_and_prompts_without_columns() -> None:
+    assert generate(Echo(), Samples(texts=["A"])).texts[0].startswith("A<A|")
+    assert generate(Echo(), Samples(texts=["a", "b"], groups=["x", "x"])).groups == ("x", "x")
+    assert len(generate(Echo(), Samples(texts=[]))) == 0
+
+
 @pytest.mark.parametrize("method", ["complete", "complete_samples"])
-@pytest.mark.parametrize("completions", [["only one"], ["one", None], ["one", "two", "three"]])
-def test_one_completion_per_prompt(method: str, completions: list[str]) -> None:
+@pytest.mark.parametrize("returned", [["one"], ["one", None], ["one"] * 3, None, "on", iter("ab")])
+def test_what_is_not_one_string_per_prompt_is_named(method: str, returned: object) -> None:
     class Wrong:
         pass
 
-    setattr(Wrong, method, lambda self, rows: completions)
-    shown = [None] if None in completions else completions[:1]
-    returned = rf"Wrong\.{method} returned {len(completions)} items for 2 prompts, such as "
-    returned += re.escape(f"{shown}. Return one")
-    with pytest.raises(ValueError, match=returned):
+    setattr(Wrong, method, lambda self, rows: returned)
+    with pytest.raises((TypeError, ValueError), match=rf"Wrong\.{method}"):
         generate(Wrong(), Samples(texts=["a", "b"]))
+
+
+def test_a_module_needs_one_of_the_methods() -> None:
+    with pytest.raises(ValueError, match="complete_samples"):
+        generate(object(), ["a"])
 
 
 # Modules that need more than prompts
@@ -147,11 +140,11 @@ def test_texts_of_a_data_set_are_no_beginnings() -> None:
     """They would be glued to the rewritten sources, and be scored with them."""
     data = Samples(texts=["soup", "tea"], sources=["soup", "tea"], labels=["glad", "sad"])
     for texts, module, problem in (
-        (["soup", "tea"], Restyler(), "Restyler.complete_samples .*no prefixes"),
-        (["", "cup"], Restyler(), "Restyler.complete_samples .*no prefixes"),
-        (["", "tea"], Echo(), r"texts\[1\] = 'tea' equals sources\[1\]"),
+        (["soup", "tea"], Restyler(), "prefixes"),
+        (["", "cup"], Restyler(), "prefixes"),
+        (["", "tea"], Echo(), r"sources\[1\]"),
     ):
-        with pytest.raises(ValueError, match=f'{problem}.*as_samples\\(samples, prefixes=""'):
+        with pytest.raises(ValueError, match=problem):
             generate(module, data.replace(texts=texts))
     expected = ("soup, glad", "tea, sad")
     assert generate(Restyler(), as_samples(data, prefixes="")).texts == expected
@@ -159,25 +152,11 @@ def test_texts_of_a_data_set_are_no_beginnings() -> None:
     assert generate(Restyler(), data.replace(prefixes=data.texts)).texts[1] == "teatea, sad"
 
 
-def test_a_module_needs_one_of_the_methods() -> None:
-    with pytest.raises(ValueError, match=r"object has neither. Define complete\(.*_samples\("):
-        generate(object(), ["a"])
-
-
-@pytest.mark.parametrize("returned", [None, "one", (word for word in "ab")])
-def test_what_is_not_a_list_of_strings_is_named(returned: object) -> None:
-    def write(prompts: Sequence[str]) -> Any:
-        return returned
-
-    with pytest.raises(TypeError, match=r"write returned .*Return a list of one string per prompt"):
-        generate(write, ["The soup", "The view"])
-
-
 def test_completions_that_repeat_their_prompts_are_a_warning() -> None:
     def decoded(prompts: Sequence[str]) -> list[str]:
         return [f"{prompt} was good" for prompt in prompts]  # of all ids, not only of the new ones
 
-    with pytest.warns(UserWarning, match="all completions of decoded begin with their prompt"):
+    with pytest.warns(UserWarning, match="decoded"):
         generate(decoded, ["The soup", "The view"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from decision_cases import BY_PROMPT, TABLE, ByPrompt, Case, HandDriven, eighths, values
+from decision_cases import BY_PROMPT, TABLE, Case, HandDriven, eighths, one_of_each_kind, values
 from lightning_choice import (
     GenerationScorer,
     ParetoCheckpoint,
@@ -81,8 +81,9 @@ def play(fit, counter, curve, held_out, tmp_path, monkeypatch) -> Callable[..., 
     return run
 
 
-@pytest.mark.parametrize("case", TABLE.values(), ids=TABLE.keys())
-def test_stops_and_keeps_as_the_table_says(case: Case, play) -> None:
+@pytest.mark.parametrize("name", one_of_each_kind(TABLE))
+def test_stops_and_keeps_as_the_table_says(name: str, play) -> None:
+    case = TABLE[name]
     outcome = play(case, case.steps)
     stop = case.stop if case.reason else -1
     assert (outcome.stopper.stopped_step, outcome.stopper.stopped_by) == (stop, case.reason)
@@ -152,8 +153,9 @@ def states_of(callbacks: list[pl.Callback]) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:ProxyGuard")
-@pytest.mark.parametrize("case", BY_PROMPT.values(), ids=BY_PROMPT.keys())
-def test_decides_by_prompt_as_the_rules_do(case: ByPrompt, fit, counter, by_prompt, tmp_path):
+@pytest.mark.parametrize("name", one_of_each_kind(BY_PROMPT))
+def test_decides_by_prompt_as_the_rules_do(name: str, fit, counter, by_prompt, tmp_path):
+    case = BY_PROMPT[name]
     steps = len(case.a)
     hand = HandDriven(case).play()
     whole = by_prompt(case, tmp_path / "whole")

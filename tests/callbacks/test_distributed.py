@@ -11,8 +11,8 @@ import pytest
 from decision_cases import (
     BY_PROMPT,
     HandDriven,
-    cases_on_two_ranks,
     names_on_two_ranks,
+    one_of_each_kind,
     without_prompts,
 )
 from module_files import load
@@ -47,7 +47,7 @@ def test_all_ranks_log_the_same_and_make_the_same_decisions(seen) -> None:
         assert rank["good"]["best"] == "step=000002-v=0.500.ckpt"
 
 
-@pytest.mark.parametrize("name", cases_on_two_ranks(BY_PROMPT))
+@pytest.mark.parametrize("name", one_of_each_kind(BY_PROMPT))
 def test_both_ranks_decide_by_prompt_as_the_rules_do(seen, name: str) -> None:
     names = {"ProxyGuard": "alarm", "RewardEarlyStopping": "stop", "RewardCheckpoint": "best"}
     hand = HandDriven(BY_PROMPT[name]).play()

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import numpy as np
 import pytest
-from lightning_choice import (
-    CSVLogger,
-    HistoryLogger,
-    ModelCheckpoint,
-    RewardCheckpoint,
-    RolloutSamples,
-    pl,
-)
+from lightning_choice import CSVLogger, HistoryLogger, RewardCheckpoint, RolloutSamples
 
 from ctrlreward import RewardBatch
 from ctrlreward.files import JsonLog
 from ctrlreward.runs.results import read_run
 
 pytestmark = pytest.mark.lightning
-USED = {
-    "_generate_state_key": pl.Callback,
-    "_get_metric_interpolated_filepath_name": ModelCheckpoint,
-    "_monitor_candidates": ModelCheckpoint,
-    "_remove_checkpoint": ModelCheckpoint,
-    "_save_checkpoint": ModelCheckpoint,
-    "_save_last_checkpoint": ModelCheckpoint,
-    "_should_remove_checkpoint": ModelCheckpoint,
-    "_should_skip_saving_checkpoint": ModelCheckpoint,
-}
-
-
-@pytest.mark.parametrize("name", USED)
-def test_lightning_still_has_the_name(name: str) -> None:
-    assert inspect.isfunction(getattr(USED[name], name))
 
 
 @pytest.mark.parametrize("updates", [1, 3])

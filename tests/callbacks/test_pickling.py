@@ -29,7 +29,6 @@ from lightning_choice import (
 )
 
 from ctrlreward import LexiconSentiment, Reward, Samples
-from ctrlreward.callbacks.monitoring import rule_errors
 
 pytestmark = pytest.mark.lightning
 BoringModel = import_module(f"{LIGHTNING}.demos.boring_classes").BoringModel
@@ -125,10 +124,3 @@ def test_what_a_tuner_adds_to_its_trainer_pickles() -> None:
     for callback in tuner.configure_callbacks():
         assert isinstance(callback, pl.Callback)
         copies(callback)
-
-
-def test_the_error_of_a_rule_pickles() -> None:
-    stopping = RewardEarlyStopping("x", "min")
-    with pytest.raises(ValueError, match="no score") as raised, rule_errors(stopping):
-        raise ValueError("no score")
-    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)

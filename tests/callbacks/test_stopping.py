@@ -14,6 +14,7 @@ from lightning_choice import (
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
+    RolloutSamples,
     pl,
 )
 from torch.utils.data import DataLoader, IterableDataset
@@ -46,6 +47,7 @@ WHEN_TO_VALIDATE = [
     ({"check_val_every_n_epoch": 2, "val_check_interval": 1.0, "max_epochs": 9}, 48),
     ({"check_val_every_n_epoch": 1, "val_check_interval": 0.25, "max_epochs": 9}, 20),
     ({"check_val_every_n_epoch": None, "val_check_interval": 5, "max_steps": 90}, 25),
+    ({"endless": True, "val_check_interval": 4, "max_steps": 90}, 24),
 ]
 HILL = [0.01 * min(step, 32 - step) for step in range(33)]
 
@@ -54,16 +56,10 @@ HILL = [0.01 * min(step, 32 - step) for step in range(33)]
 @pytest.mark.parametrize(("when", "step"), WHEN_TO_VALIDATE)
 def test_any_validation_interval(when, step, fit, counter, curve, held_out) -> None:
     """The scores peak at step 16. The second validation after the best one stops the run."""
+    module = endless(counter) if when.pop("endless", False) else counter()
     stopper = RewardEarlyStopping("score/v", patience=2)
-    fit(counter(), [stopper, watch(curve(HILL), held_out)], **{"max_steps": -1, **when})
+    fit(module, [stopper, watch(curve(HILL), held_out)], **{"max_steps": -1, **when})
     assert stopper.stopped_step == step
-
-
-def test_endless_training_data(fit, counter, curve, held_out) -> None:
-    stopper = RewardEarlyStopping("score/v", patience=2)
-    callbacks = [stopper, watch(curve(HILL), held_out)]
-    fit(endless(counter), callbacks, max_steps=90, val_check_interval=4)
-    assert stopper.stopped_step == 24
 
 
 def test_a_metric_logged_by_the_module_is_always_fresh(fit, counter) -> None:
@@ -83,14 +79,13 @@ def test_a_metric_logged_by_the_module_is_always_fresh(fit, counter) -> None:
         RewardCheckpoint("score/v", constraints={"score/x": (0.5, None)}),
         ParetoCheckpoint({"score/v": "max", "score/x": "max"}),
         ProxyGuard("score/x", "score/v", "max"),
-        ProxyGuard("reward/total", {"score/v": "max", "score/x": "max"}),
     ],
 )
 def test_a_key_that_is_not_logged(callback, fit, counter, curve, held_out) -> None:
-    message = rf"{type(callback).__name__}: '\S+' is not logged, must be one of .*'score/v'"
-    with pytest.raises(RuntimeError, match=message) as raised:
+    with pytest.raises(MisconfigurationException, match="score/x"):
         fit(counter(), [watch(curve([0.0]), held_out), callback])
-    assert isinstance(raised.value, MisconfigurationException)
+    with pytest.raises(MisconfigurationException, match="validation"):
+        fit(counter(), [callback], limit_val_batches=0)
 
 
 def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_path) -> None:
@@ -124,15 +119,12 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
     fit(Rewarded(), resumed, ckpt_path=str(tmp_path / "l" / "last.ckpt"))
     assert (resumed[1].stopped_step, resumed[2].selected_step) == (5, 3)
     for callback, message in (
-        (RewardEarlyStopping("val_loss"), "mode must be 'max' or 'min' for 'val_loss', which no"),
-        (RewardCheckpoint("score/vv"), r"'score/vv'.* only score/v, .*did you mean 'score/v'\?"),
-        (
-            RewardCheckpoint("score/v", constraints={"score/fail_rat": (None, 0.1)}),
-            r"'score/fail_rat' is not a score of this run \(did you mean 'score/fail_rate'\?\)",
-        ),
-        (ParetoCheckpoint(["score/l", "b"]), r"metrics\['b'\] must be 'max' or 'min' for 'b'"),
-        (ProxyGuard("reward/totl", "score/v"), r"\(did you mean 'reward/total'\?\)"),
-        (ProxyGuard("score/v", "b"), "held_out_mode must be 'max' or 'min' for 'b'"),
+        (RewardEarlyStopping("val_loss"), "mode"),
+        (RewardCheckpoint("score/vv"), "'score/vv'"),
+        (RewardCheckpoint("score/v", constraints={"score/fail_rat": (None, 0.1)}), "fail_rat"),
+        (ParetoCheckpoint(["score/l", "b"]), r"metrics\['b'\]"),
+        (ProxyGuard("reward/totl", "score/v"), "'reward/total'"),
+        (ProxyGuard("score/v", "b"), "held_out_mode"),
     ):
         with pytest.raises(MisconfigurationException, match=message):
             fit(Rewarded(), [callback, *callbacks()[:1]])
@@ -150,9 +142,7 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
 def test_a_mode_that_contradicts_the_direction_is_an_error(
     build: Callable[[], pl.Callback], argument: str, fit, counter, curve, held_out
 ) -> None:
-    argument = re.escape(argument)
-    message = rf"{argument} = 'max' contradicts 'score/l', .* lower\. Use {argument}='min'"
-    with pytest.raises(MisconfigurationException, match=message):
+    with pytest.raises(MisconfigurationException, match=re.escape(argument)):
         fit(counter(), [watch(curve([0.0]), held_out), build()])
 
 
@@ -165,17 +155,11 @@ def test_fast_dev_run_neither_stops_nor_writes(fit, tuned, curve, held_out, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "keeper",
-    [
-        RewardCheckpoint("score/v", dirpath="memory://kept"),
-        ParetoCheckpoint(["score/v", "score/l"], dirpath="memory://kept"),
-    ],
-)
-def test_a_remote_folder_is_an_error(keeper: pl.Callback, fit, tuned, curve, held_out) -> None:
-    message = r"dirpath must be a local folder, .* got 'memory://kept'"
-    with pytest.raises(MisconfigurationException, match=message):
-        fit(tuned(), [keeper, watch(curve([0.0]), held_out)])
+@pytest.mark.parametrize("kind", [RewardCheckpoint, ParetoCheckpoint])
+def test_a_remote_folder_is_an_error(kind: type, fit, tuned, curve, held_out) -> None:
+    keys = "score/v" if kind is RewardCheckpoint else ["score/v", "score/l"]
+    with pytest.raises(MisconfigurationException, match="dirpath"):
+        fit(tuned(), [kind(keys, dirpath="memory://kept"), watch(curve([0.0]), held_out)])
 
 
 # Resume
@@ -209,11 +193,8 @@ def test_a_resumed_run_decides_the_same(
 
 
 def test_a_stopped_run_continues_if_resumed_with_more_patience(
-    fit, counter, curve, held_out, tmp_path, monkeypatch
+    fit, counter, curve, held_out, tmp_path
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr("ctrlreward.callbacks.stopping.rank_zero_info", said.append)
-
     def run(patience: int, ckpt_path: str | None) -> RewardEarlyStopping:
         stopper = RewardEarlyStopping("score/v", patience=patience)
         saver = RewardCheckpoint("score/v", dirpath=str(tmp_path / "checkpoints"))
@@ -221,42 +202,34 @@ def test_a_stopped_run_continues_if_resumed_with_more_patience(
         fit(counter(), callbacks, max_steps=20, ckpt_path=ckpt_path)
         return stopper
 
-    stopped = run(2, None)
-    assert (stopped.stopped_step, stopped.stopping_reason_message) == (
-        5,
-        "score/v has not improved by more than 0.0 in the last 2 scores (now 0.5000, best 0.5000)",
-    )
+    assert run(2, None).stopped_step == 5
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "training ended before")  # it ends at once
         ended = run(2, "last")
     assert (ended.stopped_step, ended.stopped_by) == (5, "patience_exhausted")
-    assert said == [f"this run has already stopped: {stopped.stopping_reason_message}"]
     again = run(4, "last")
     assert again.patience == 4
     assert again.stopped_step == 7
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("build", "argument"),
     [
-        (lambda: RewardEarlyStopping("v", patience=-1), "patience must be 0 or more, got -1"),
-        (lambda: RewardEarlyStopping(None), "monitor must be the key of a logged metric, got None"),
-        (lambda: RewardCheckpoint(["v"]), r"monitor must be the key of a logged metric, got \['v'"),
-        (
-            lambda: RewardCheckpoint("v", constraints={"l": 0.1}),
-            r"constraints\['l'\] must be \(smallest, largest\), None for at most one, got 0.1",
-        ),
-        (
-            lambda: RewardCheckpoint("v", constraints={"l": (0.5, 0.1)}),
-            r"constraints\['l'\] must be \(smallest, largest\), .*, got \(0.5, 0.1\)",
-        ),
-        (lambda: RewardCheckpoint("v", constraints=["l", 1]), "constraints must map keys to"),
-        (lambda: ParetoCheckpoint(["v", 1]), "each of metrics must be the key of a logged metric"),
-        (lambda: ProxyGuard(["v"], "l"), r"proxy must be the key of a logged metric, got \['v'\]"),
+        (lambda: RewardEarlyStopping("v", patience=-1), "patience"),
+        (lambda: RewardEarlyStopping(None), "monitor"),
+        (lambda: RewardCheckpoint("v", constraints={"l": 0.1}), "constraints"),
+        (lambda: RewardCheckpoint("v", constraints={"l": (0.5, 0.1)}), "constraints"),
+        (lambda: RewardCheckpoint("v", constraints=["l", 1]), "constraints"),
+        (lambda: ParetoCheckpoint(["v", 1]), "metrics"),
+        (lambda: ProxyGuard(["v"], "l"), "proxy"),
+        (lambda: ProxyGuard("l", "l"), "held_out"),
+        (lambda: ProxyGuard("v", "l", proxy_mode="up"), "proxy_mode"),
+        (lambda: RolloutSamples(0), "every_n_batches"),
+        (lambda: RolloutSamples(table_rows=-1), "table_rows"),
     ],
 )
-def test_wrong_types_are_named_before_training(build: Callable[[], object], message: str) -> None:
-    with pytest.raises((TypeError, ValueError, MisconfigurationException), match=message):
+def test_wrong_arguments_are_named(build: Callable[[], object], argument: str) -> None:
+    with pytest.raises((TypeError, ValueError, MisconfigurationException), match=argument):
         build()
 
 
@@ -268,27 +241,7 @@ def test_settings_assigned_later_take_effect(fit, counter, curve, held_out) -> N
     assert trainer.global_step == stopper.stopped_step == 5
     assert len(keeper.best_k_models) == 3
     assert (stopper.rule.min_delta, guard.rule.level) == (0.01, 0.01)
-    guard.level = 5
-    with pytest.raises(MisconfigurationException, match="level must be between 0 and 1, got 5"):
-        fit(counter(), [watch(curve(RISES_THEN_FALLS), held_out), guard])
-    for callback in (stopper, keeper):
-        callback.mode = "max" if callback is stopper else "min"
-        with pytest.raises(
-            MisconfigurationException, match=f"mode = '{callback.mode}' contradicts"
-        ):
+    guard.level, stopper.mode, keeper.mode = 5, "max", "min"
+    for callback, argument in ((guard, "level"), (stopper, "mode"), (keeper, "mode")):
+        with pytest.raises(MisconfigurationException, match=argument):
             fit(counter(), [watch(curve(RISES_THEN_FALLS), held_out), callback])
-
-
-@pytest.mark.parametrize(
-    "callback",
-    [
-        RewardEarlyStopping("train_loss", "min"),
-        RewardCheckpoint("train_loss", "min"),
-        ParetoCheckpoint({"train_loss": "min", "a": "min"}),
-        ProxyGuard("train_loss", "a", "min", "min"),
-    ],
-)
-def test_a_run_without_validation_is_an_error(callback: pl.Callback, fit, counter) -> None:
-    message = f"{type(callback).__name__} acts at validation, but this run has no validation"
-    with pytest.raises(MisconfigurationException, match=message):
-        fit(counter(), [callback], limit_val_batches=0)

@@ -15,12 +15,11 @@ from decision_cases import (
     TABLE,
     Case,
     HandDriven,
-    cases_on_two_ranks,
     names_on_two_ranks,
+    one_of_each_kind,
     without_prompts,
 )
 from lightning_utilities.core.imports import compare_version
-from thinned import every
 from trainer_runs import ON_TWO_RANKS, run_by_means, run_by_prompt
 from transformers import Trainer
 
@@ -83,24 +82,24 @@ def check_prompts(name: str, found: dict[str, Any]) -> None:
     assert found["selected"] == found["best_global_step"] == case.selected
 
 
-@pytest.mark.parametrize("name", every(2, TABLE))  # Lightning has all, by the same decider
+@pytest.mark.parametrize("name", one_of_each_kind(TABLE))
 def test_a_case_by_means(make_trainer: Callable[..., Trainer], name: str) -> None:
     """Interrupted cases run on two ranks."""
     check_means(TABLE[name], run_by_means(TABLE[name], make_trainer))
 
 
-@pytest.mark.parametrize("name", every(2, BY_PROMPT))
+@pytest.mark.parametrize("name", one_of_each_kind(BY_PROMPT))
 def test_a_case_by_prompt(make_trainer: Callable[..., Trainer], name: str) -> None:
     check_prompts(name, run_by_prompt(BY_PROMPT[name], make_trainer))
 
 
-@pytest.mark.parametrize("name", cases_on_two_ranks(ON_TWO_RANKS))
+@pytest.mark.parametrize("name", one_of_each_kind(ON_TWO_RANKS))
 def test_both_ranks_decide_by_means(ranks: list[dict[str, Any]], name: str) -> None:
     for rank in ranks:
         check_means(CASES[name], rank["means"][name])
 
 
-@pytest.mark.parametrize("name", cases_on_two_ranks(BY_PROMPT))
+@pytest.mark.parametrize("name", one_of_each_kind(BY_PROMPT))
 def test_both_ranks_decide_by_prompt(ranks: list[dict[str, Any]], name: str) -> None:
     for rank in ranks:
         check_prompts(name, rank["prompts"][name])

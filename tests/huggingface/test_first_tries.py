@@ -87,16 +87,6 @@ def test_other_rules_read_the_metric_that_the_trainer_compares(
     assert second.state.kept == {logged.index(min(logged)) + 1: min(logged)}
 
 
-@pytest.mark.parametrize("bounded", ["score/a", "eval_score/a"])
-def test_a_bound_on_a_score_of_every_second_evaluation_delays_no_decision(
-    bounded: str, make_trainer: Callable[..., Trainer]
-) -> None:
-    trainer = make_trainer(max_steps=4)
-    best = RewardCheckpoint("eval_loss", constraints={bounded: (0, None)})
-    train(trainer, scorer_of(trainer, every_n_evaluations=2), best)
-    assert best.state.validations == 4
-
-
 def test_a_reward_is_a_held_out_score_and_prompts_are_as_in_trl(
     make_trainer: Callable[..., Trainer],
 ) -> None:

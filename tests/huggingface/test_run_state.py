@@ -22,22 +22,6 @@ ROWS = st.lists(
 )
 
 
-class CountingLog(list[dict[str, Any]]):
-    """A log that counts the rows that are read from it."""
-
-    read = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        self.read += len(found) if isinstance(index, slice) else 1
-        return found
-
-    def __iter__(self) -> Any:
-        for row in super().__iter__():
-            self.read += 1
-            yield row
-
-
 def fold_of_the_whole_log(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Return the last value of each key, key by key, from the end."""
     last: dict[str, float] = {}
@@ -60,16 +44,6 @@ def test_the_last_value_of_each_key_counts(logs: list[list[Any]], now: list[Any]
         state.log_history.extend(rows)
         expected = fold_of_the_whole_log([*state.log_history, metrics])
         assert same(read_validation(state, metrics)[0], expected)
-
-
-def test_each_row_of_the_log_is_read_once() -> None:
-    state, rules = TrainerState(), 5
-    log = state.log_history = CountingLog()
-    for step in range(400):
-        log.append({"loss": 1 / (step + 1), "step": step})
-        for _ in range(rules):
-            assert read_validation(state, {"eval_loss": 2.0})[0]["step"] == step
-    assert log.read == len(log)  # 5 · 400² / 2 rows if each evaluation read all
 
 
 def test_the_log_of_a_resumed_run_is_another_list(tmp_path: Path) -> None:
