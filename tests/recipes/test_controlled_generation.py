@@ -81,11 +81,6 @@ def test_all_prompts_are_used_before_one_is_used_again() -> None:
         assert batch == everything[[everything.prompts.index(p) for p in batch.prompts]]
 
 
-def test_the_seed_decides_the_order() -> None:
-    orders = [read(PromptData(PREFIXES, LABELS, TEMPLATE, steps=5, seed=s)) for s in (1, 1, 2)]
-    assert orders[0] == orders[1] != orders[2]
-
-
 # Reward and held-out scores
 
 

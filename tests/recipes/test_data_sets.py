@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -87,20 +86,6 @@ def test_what_is_made_is_in_the_cache_and_checked(
     with pytest.raises(ValueError, match=r"pplm/topic.txt, made by this package, has another"):
         local_file("pplm/topic.txt")
     assert not made.exists()
-
-
-def test_every_file_has_a_hash_and_a_place_of_its_own() -> None:
-    places = set()
-    for name, data_set in DATA_SETS.items():
-        assert data_set["licence"]
-        assert data_set["cite"]
-        for file, entry in data_set["files"].items():
-            assert re.fullmatch(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}", entry["hash"])
-            place = Path(entry.get("folder", data_set.get("folder", name)), file)
-            assert ".." not in place.parts
-            places.add(place)
-            assert entry.get("made") or data_set["address"].startswith("https://")
-    assert len(places) == sum(len(data_set["files"]) for data_set in DATA_SETS.values())
 
 
 def test_the_catalogue_has_the_recorded_facts(data_dir: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,9 +86,3 @@ WRONG: dict[str, Any] = {
 def test_descriptions_that_are_none(message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LabelDescriptions(WRONG[message])
-
-
-def test_an_unknown_encoder_is_named_at_its_first_use(tmp_path: Path) -> None:
-    model = LabelDescriptions(DESCRIPTIONS, str(tmp_path / "nowhere"))
-    with pytest.raises((OSError, ValueError), match="nowhere"):
-        model.probabilities(TEXTS)

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import VOCABULARY, byte_tokenizer
-from tokenizers import processors
-from transformers import (
-    AutoConfig,
-    AutoModelForTokenClassification,
-    PreTrainedTokenizerFast,
-)
 
-from ctrlreward import Alignment, CTRLEval, Reward, Samples
+from ctrlreward import CTRLEval, Reward, Samples
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.jobs.recipes import recipe_text
 
-_SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 130,
-}
 SAMPLES = Samples(
     ["The soup was good. We waited an hour.", "All in all, it was terrible."],
     prefixes=["The soup", "All in all"],
@@ -36,22 +19,6 @@ SAMPLES = Samples(
     sources=["The food was good, and we waited.", "It was great!"],
     references=["The food was good.", "It was terrible."],
 )
-
-
-def save(folder: Path, family: str, kind: Any, **options: Any) -> str:
-    """Save a tiny model with random weights, and a tokenizer with the special tokens."""
-    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    kinds = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")
-    words = byte_tokenizer([*special])
-    words.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    names = dict(zip(kinds, special, strict=True))
-    ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
-    config = AutoConfig.for_model(family, **_SHAPE, **ids, **options)
-    kind.from_config(config).save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=128, **names).save_pretrained(
-        folder
-    )
-    return str(folder)
 
 
 def with_models(name: str, **folders: str) -> Path:
@@ -89,15 +56,3 @@ def test_ctrleval_with_pegasus_and_the_papers_table(pegasus: str) -> None:
     expected = Reward({aspect: (scorer[aspect], 0.33) for aspect in aspects})
     published = {"google/pegasus-large": pegasus, "iwf: iwf_full.txt": f"iwf: {table}"}
     same(with_models("ctrleval_as_published", **published), expected)
-
-
-def test_aligners_with_roberta(tmp_path: Path) -> None:
-    kind = AutoModelForTokenClassification
-    labels = {0: "aligned", 1: "hallucinated"}
-    folder = save(tmp_path / "d", "roberta", kind, id2label=labels)
-    file = with_models("aligners_ctc", **{"aligners/cnndm": folder})
-
-    def scored(aspect: Any) -> Any:
-        return Alignment(folder, aspect, method="discriminative")[aspect]
-
-    same(file, Reward({aspect: scored(aspect) for aspect in ("consistency", "relevance")}))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -75,22 +74,6 @@ def test_folders_of_two_logged_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
         "  loss: missing in run 2",
         "  policy/kl: missing in run 1, nan in run 2",
     ]
-
-
-def test_more_than_two_runs_and_some_metrics(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = []
-    for name, value in (("a", 1.0), ("b", 1.5), ("c", 1.2)):
-        files.append(tmp_path / f"{name}.json")
-        files[-1].write_text(json.dumps({"score/x": value, "score/y": 2.0, "loss": 9.0}))
-    a, b, c = map(str, files)
-    result = compared([a, b, "--runs", c, "--metrics", "*/x", "*/y"], tmp_path)
-    metrics = result["studies"][""]["metrics"]
-    assert set(metrics) == {"score/x", "score/y"}
-    assert metrics["score/x"]["mean_cv_star"] == pytest.approx(cv_star([1.0, 1.5, 1.2]))
-    printed = capsys.readouterr().out
-    assert "mean of 2 metrics; about their deviation in percent of their mean" in printed
 
 
 def test_studies_are_compared_one_by_one(
@@ -169,30 +152,6 @@ def test_no_findings_without_two_common_systems(
     assert "findings (type IV): none, because no metric has values of two systems" in printed
     assert "nan" not in printed.split("left out")[0]
     assert "0 of 0" not in printed
-
-
-def test_only_the_first_gaps_are_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, extra in (("a", 30), ("b", 0)):
-        values = {"x": 1.0, **{f"y{i}": 1.0 for i in range(extra)}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(values))
-    result = compared([str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path)
-    assert len(result["studies"][""]["gaps"]) == 30
-    printed = capsys.readouterr().out
-    assert printed.count("missing in run 2") == 20
-    assert "and 10 more: --output FILE.json lists all" in printed
-
-
-def test_values_are_of_the_system_that_all_runs_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, rows in (("a", "A,1\nB,2"), ("b", "C,4\nB,3")):
-        (tmp_path / f"{name}.csv").write_text(f"system,x\n{rows}\n")
-    compared([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], tmp_path)
-    printed = capsys.readouterr().out
-    assert re.search(r"x +│ +2 │ +3 │ +\d", printed)
-    assert "the runs share only one system" in printed
 
 
 @pytest.mark.parametrize(

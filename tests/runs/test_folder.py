@@ -101,18 +101,6 @@ def test_names_of_checkpoints(tmp_path: Path) -> None:
     assert sample_files(tmp_path) == {"score": {40: tmp_path / files[4]}}
 
 
-def test_damaged_samples(tmp_path: Path) -> None:
-    folder = tmp_path / "samples" / "score"
-    folder.mkdir(parents=True)
-    (folder / "step=000003.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(ValueError, match=r"step=000003\.jsonl is not a file of samples with"):
-        read_stored_run(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n')
-    (folder / "step=000003.jsonl").unlink()
-    with pytest.raises(ValueError, match="is not a folder, must be the folder of the checkpoints"):
-        read_stored_run(tmp_path, tmp_path / "absent")
-
-
 def test_checkpoints_of_another_run_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,16 +178,6 @@ def test_the_rules_are_those_of_the_runs_configuration(call: Any, tmp_path: Path
     assert "By rules of the command line" in html
 
 
-def test_the_front_is_of_a_metric_that_changes(tmp_path: Path) -> None:
-    run = honest_run(tmp_path / "run")
-    log = run / "metrics.jsonl"
-    rows = [json.loads(line) | {"score/fail_rate": 0.0} for line in log.read_text().splitlines()]
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    bounds = ["--subject_to", "score/fail_rate<=0.1", "score/accuracy>=0.1"]
-    front = found_in(run, "--maximise", "score/sentiment", *bounds)["front"]
-    assert (front["x"], front["y"]) == ("score/sentiment", "score/accuracy")
-
-
 @pytest.mark.parametrize("damage", ["empty", "killed", "nan", "no samples", "no folder", "typo"])
 def test_a_report_says_what_is_missing(call: Any, fails: Any, tmp_path: Path, damage: str) -> None:
     run = tmp_path / "run"
@@ -366,16 +356,6 @@ def test_the_page_fits(visit: Any, tmp_path: Path, width: int, scheme: str) -> N
     assert bad in ("rgb(185, 28, 28)", "rgb(255, 138, 128)")
 
 
-def test_tables_fit_on_paper(visit: Any, tmp_path: Path) -> None:
-    width = 718  # A4 with margins of 1 cm, at 96 dots an inch
-    page = visit(gamed_run(tmp_path / "run"), width=width)
-    page.emulate_media(media="print")
-    boxes = "[...document.querySelectorAll('section table')].map(t => t.getBoundingClientRect())"
-    edges = page.evaluate(boxes + ".filter(box => box.width).map(box => box.right)")
-    assert len(edges) >= 3
-    assert max(edges) <= width
-
-
 def test_texts_are_filtered_and_sorted(visit: Any, tmp_path: Path) -> None:
     run = gamed_run(tmp_path / "run")
     page = visit(run)
@@ -414,23 +394,6 @@ def test_texts_stand_side_by_side_with_their_changes(visit: Any, tmp_path: Path)
     assert first.locator("h4").count() == 4
     page.locator(".validations a", has_text="20").click()
     assert page.locator("[data-texts]").locator("select[name=At]").input_value() == "1"
-
-
-def test_reasons_are_shown_on_focus_and_by_keyboard(visit: Any, tmp_path: Path) -> None:
-    page = visit(gamed_run(tmp_path / "run"))
-    tip = page.locator("#tip")
-    page.locator("figure svg").first.focus()
-    page.keyboard.press("ArrowRight")
-    assert tip.inner_text().startswith("step 10: 0.456")
-    page.keyboard.press("Tab")  # the marks follow, by step
-    assert "at step" in tip.inner_text()
-    page.locator(".mark-alarm[role=img]").first.focus()
-    assert "alarm at step 20: reward/total improved from 0.4560" in tip.inner_text()
-    page.keyboard.press("Escape")
-    assert tip.is_hidden()
-    page.locator("[data-front] circle[role=button]").first.focus()
-    page.keyboard.press("Enter")
-    assert page.locator("[data-texts]").locator("select[name=At]").input_value() == "0"
 
 
 def test_hostile_texts_are_only_text(visit: Any, tmp_path: Path) -> None:

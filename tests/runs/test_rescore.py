@@ -157,18 +157,6 @@ def rescored(folder: Path, *options: str, capsys: pytest.CaptureFixture[str]) ->
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_progress_is_shown(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also of a repeated command, which has nothing to do."""
-    monkeypatch.setattr("ctrlreward.progress.SECONDS_PER_LINE", 0.0)
-    total = STEPS * len(PROMPTS) * 2
-    for _ in range(2):
-        main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), "--json"])
-        err = capsys.readouterr().err
-        assert f"rescoring: {total} of {total} texts in" in err
-
-
 @pytest.mark.parametrize("trainer", ["lightning", "huggingface"])
 @pytest.mark.parametrize("part", [64, 3])
 def test_the_same_scores_are_the_logged_ones(
@@ -401,15 +389,6 @@ def test_scores_of_more_than_the_texts_are_refused(
     assert not (folder / "run" / "rescored" / "judge" / "rescored.jsonl").exists()
 
 
-def test_scores_of_groups_need_groups(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folder / "bare" / "samples" / "score" / "step=000001.jsonl"
-    write_scored_samples(path, Samples(["one", "two"]), {})
-    (folder / "bare" / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
-    (folder / "run").unlink()
-    (folder / "run").symlink_to(folder / "bare")
-    assert "has text, but not 'group' for variety" in refused(folder, capsys=capsys)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -431,15 +410,6 @@ def test_a_wrong_option_is_named(
     Share.calls.clear()
     assert message in refused(folder, *options, capsys=capsys)
     assert Share.calls == []
-
-
-def test_a_folder_of_other_scores_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rescored(folder, capsys=capsys)
-    judge = {"components": {"share": {"class_path": "letter_judges.Share"}}}
-    (folder / "judge.yaml").write_text(yaml.safe_dump(judge))
-    assert "was started with other settings: reward" in refused(folder, capsys=capsys)
 
 
 def test_a_run_without_texts_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

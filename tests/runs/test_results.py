@@ -173,11 +173,3 @@ def test_what_can_not_be_read_is_named(tmp_path: Path, name: str, text: str, pla
         write(tmp_path / name.partition(":")[0], text)
     with pytest.raises(ValueError, match=place):
         read_run(str(tmp_path / name))
-
-
-def test_a_wrong_folder_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "metrics.jsonl", '{"x": 1.0}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl has a row without .* or _step: x"):
-        read_run(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="No such file or folder"):
-        read_run(str(tmp_path / "absent"))

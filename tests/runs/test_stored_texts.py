@@ -18,7 +18,6 @@ from ctrlreward.runs.compare import compare_runs
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.report_contents import run_contents
 from ctrlreward.runs.results import read_run
-from ctrlreward.runs.stored_texts import shared_prompts
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
 
@@ -309,13 +308,6 @@ def test_steps_with_the_same_prompts_remain_pairs(
     assert "(compared by means, not by prompt, with 1 of 2 other candidates), disting" in out
 
 
-def test_the_prompts_that_most_steps_share() -> None:
-    assert shared_prompts({}) == set()
-    assert shared_prompts({10: "a"}) == {10}
-    assert shared_prompts({10: "a", 20: "b"}) == set()
-    assert shared_prompts({10: "a", 20: "a", 30: "b", 40: "b"}) == {30, 40}
-
-
 def test_rollouts_of_ours_with_other_prompts_are_no_pairs(tmp_path: Path) -> None:
     for step in (1, 2):
         samples = Samples(["text"] * 4, prompts=[f"{step} {i}" for i in range(4)])
@@ -377,17 +369,6 @@ def test_a_broken_row_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         read_stored_run(broken(tmp_path, write, file, change))
-
-
-@pytest.mark.parametrize("line", [1, 5])
-def test_a_truncated_line_is_named(tmp_path: Path, line: int) -> None:
-    write_verl(tmp_path)
-    file = tmp_path / "validation" / "20.jsonl"
-    content = file.read_text().splitlines()
-    content[line - 1] = content[line - 1][:30]
-    file.write_text("\n".join(content) + "\n")
-    with pytest.raises(ValueError, match=rf"20\.jsonl:{line} is not JSON"):
-        read_stored_run(tmp_path)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,17 +47,6 @@ def test_labels_of_several_attributes(live_server: Start) -> None:
     del samples[1]["label"]["topic"]
     reply = client.post("/score", json={"samples": samples})
     assert "does not name the attribute 'topic'" in reply.json()["detail"]
-
-
-def test_a_small_reply_is_sent_at_once(live_server: Start, reward: Reward) -> None:
-    """Not after the 40 ms for which TCP holds the second packet of a reply back."""
-    live = live_server(reward)
-    live.client.get("/health")  # the connection stays open
-    connections = [each.transport for each in live.server.server_state.connections]
-    assert connections
-    for connection in connections:
-        taken = connection.get_extra_info("socket")
-        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_reply_has_the_fingerprint(live_server: Start, reward: Reward) -> None:

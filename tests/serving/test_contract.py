@@ -139,12 +139,6 @@ def test_a_reply_of_another_form_is_no_score(results: Any) -> None:
         ScoreReply.model_validate(reply).to_batch(["a"], 1)
 
 
-def test_several_references_survive_the_wire() -> None:
-    samples = Samples(["a", "b"], references=[["x", "y"], "z"])
-    body = ScoreBody.model_validate(json.loads(dumps({"samples": records_of(samples)})))
-    assert body.to_samples() == samples
-
-
 def test_a_label_may_be_an_object() -> None:
     """With a label for each attribute, as in `Samples`; the schema says so."""
     rows = [

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import multiprocessing
-import os
 import pickle
 import random
 import threading
@@ -74,14 +72,6 @@ def test_names_directions_and_weights_are_the_servers(
         assert served[name].scorer.devices == ()
     with pytest.raises(KeyError, match="no component 'tone'; the reward has letters, rank"):
         served["tone"]
-
-
-def test_building_one_opens_no_connection() -> None:
-    remote = RemoteReward(NOBODY, patience=0.2)
-    copy.deepcopy(pickle.loads(pickle.dumps(remote)))
-    remote.release()
-    with pytest.raises(ServerLost, match=r"reward server http://127.0.0.1:9 was lost.*ConnectErr"):
-        remote.load()
 
 
 def test_a_server_that_never_replied_is_given_up_in_seconds(pauses: list[float]) -> None:
@@ -362,19 +352,6 @@ def test_a_server_that_comes_back_with_the_same_reward_is_asked_again(
     assert waiting.result(timeout=100).total.tolist() == [1.0]
     assert again.asked == ["/score"]
     again.end()
-
-
-def test_connections_are_kept_and_not_inherited(scripted: Scripted) -> None:
-    remote = RemoteReward(scripted.url)
-    remote(["soup"], labels="o")
-    client = remote._connection._client()
-    remote(["soup"], labels="o")
-    assert remote._connection._client() is client
-    assert pickle.loads(pickle.dumps(remote))._connection._clients == {}
-    remote.release()
-    assert client.is_closed
-    assert os.getpid() not in remote._connection._clients
-    assert remote(["soup"], labels="o").total.tolist() == [1.0]
 
 
 @pytest.mark.parametrize(

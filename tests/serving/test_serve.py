@@ -127,15 +127,6 @@ def test_the_reward_is_found_in_the_file(written: Callable[[str], Path], content
     assert reward(["soup"], labels="o").total == letters_reward()(["soup"], labels="o").total
 
 
-def test_a_device_moves_all_scorers(written: Callable[[str], Path]) -> None:
-    path = written(
-        "class_path: ctrlreward.Reward\n"
-        "init_args: {components: {content: {class_path: ctrlreward.scorers.Similarity}}}\n"
-    )
-    reward = build_reward(path, "meta")
-    assert reward["content"].scorer.device == reward.device == "meta"
-
-
 SHORT = """
 components:
   relevance: {scorer: CTRLEval, score: attribute_relevance, weight: 2, model: %s, task: sentiment}

@@ -9,7 +9,7 @@ import torch
 from lightning_choice import quiet_trainer
 from scoring_recipes import overrides, written
 from tiny_models import save_bert
-from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification, BertModel
+from transformers import AutoTokenizer, BertForSequenceClassification, BertModel
 
 from ctrlreward import Accuracy
 from ctrlreward.jobs.training_job import build
@@ -121,21 +121,6 @@ def test_training_writes_the_best_epochs_folder(
     report = json.loads((folder / "evaluation.json").read_text("utf-8"))
     tested = scores[-len(cli.datamodule.sentences["test"]) :]
     assert report == {"test_accuracy": tested.mean(), "test_sentences": 40}
-
-
-def test_the_labels_are_those_of_the_data_by_name(
-    files: Files, tmp_path: Path, encoder: str
-) -> None:
-    """With the labels in the other order than above, sentences have the same names."""
-    train, test, exclude = files
-    turned = dict(reversed(train.items())), dict(reversed(test.items())), exclude
-    fitted(turned, tmp_path / "model", encoder, {"max_epochs": 4}, learning_rate=0.01)
-    config = AutoConfig.from_pretrained(tmp_path / "model")
-    assert config.id2label == {0: "negative", 1: "positive"}
-    assert config.label2id == {"negative": 0, "positive": 1}
-    labels = ["positive"] * len(TEST_GOOD) + ["negative"] * len(TEST_BAD)
-    scores = Accuracy(str(tmp_path / "model")).score([*TEST_GOOD, *TEST_BAD], labels=labels)
-    assert scores["accuracy"].mean() > 0.9
 
 
 def test_loss_and_decisions_do_not_depend_on_the_groups(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock, Timeout
 from tiny_aligners import SENTENCES
 
 from ctrlreward.recipes.papers.ctc import pair_file
@@ -91,39 +90,6 @@ def test_spans_of_the_file_are_the_words_that_b_lacks(build: Build, tmp_path: Pa
     for pair in pairs:
         missing = [word for word in re.findall(r"\w+", pair.a) if word not in pair.b.split()]
         assert [pair.a[start:end] for start, end in pair.hallucinated] == missing
-
-
-def test_only_line_feeds_end_a_line(build: Build, tmp_path: Path) -> None:
-    odd = [f"{TEXTS[0]} so{mark}there" for mark in ("\u2028", "\u2029", "\x85", "\x0b")]
-    build(tmp_path / "pairs.jsonl", [*TEXTS, *odd])
-    texts = sample_texts([str(tmp_path / "texts")], [], 11, (4, None), seed=0)
-    assert sorted(texts) == sorted([*TEXTS, *odd])
-    pairs = read_pair_file(str(tmp_path / "pairs.jsonl"))
-    assert {pair.source for pair in pairs} == set(range(11))
-    assert set(odd) <= {pair.b for pair in pairs}
-
-
-def test_a_second_process_waits(build: Build, tmp_path: Path) -> None:
-    file = tmp_path / "pairs.jsonl"
-
-    class Locked(FakeFiller):
-        def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
-            with pytest.raises(Timeout):
-                FileLock(f"{file}.lock", timeout=0).acquire()
-            return super().fill(templates, seed)
-
-    assert build(file, filler=Locked()).calls == 4
-    with FileLock(f"{file}.lock", timeout=0):  # released
-        pass
-
-
-def test_a_file_of_other_content_is_kept(build: Build, tmp_path: Path) -> None:
-    file = tmp_path / "pairs.jsonl"
-    for content in ("of somebody else", '{"source": 0, "a": "", "b": "", "hallucinated": []}\n'):
-        file.write_text(content)
-        with pytest.raises(ValueError, match=r"pairs.jsonl (is not a J|was started with )"):
-            build(file)
-        assert file.read_text() == content
 
 
 def test_a_file_of_other_settings_is_refused(build: Build, tmp_path: Path) -> None:

@@ -112,11 +112,3 @@ def test_training_is_as_without_it(encoder: str) -> None:
         weights.append(module.model.state_dict())
     for name, weight in weights[0].items():
         torch.testing.assert_close(weight, weights[1][name])
-
-
-def test_a_constant_rating_has_no_correlation_and_a_trial_reads_two_rows(encoder: str) -> None:
-    Path("flat.json").write_text(json.dumps([row | {"consistency": 1} for row in SUMMARIES]))
-    for file, options in {"flat": {"max_epochs": 1}, "news": {"fast_dev_run": True}}.items():
-        module = TokenAlignerTrainer(encoder, "model")
-        trainer = fitted(module, RatedAgreement([f"{file}.json"]), **options)
-        assert trainer.callback_metrics[f"agreement/{file}_consistency"].isnan()

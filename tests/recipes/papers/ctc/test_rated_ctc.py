@@ -98,10 +98,6 @@ def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in rows]
 
 
-def without(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != name} for row in rows]
-
-
 def ratings(rows: list[dict[str, Any]], name: str) -> list[float]:
     return [float(row[name]) for row in rows]
 
@@ -128,17 +124,6 @@ def assert_relevance(
         expected = pearson(scores, ratings(SUMMARIES, "relevance"))
         assert rows[variant]["pearson"] == pytest.approx(expected, abs=1e-5)
     return rows
-
-
-def test_dialogs_have_six_ratings() -> None:
-    Path("topical_chat.json").write_text(json.dumps(DIALOGS))
-    rated = read_ctc(Path("topical_chat.json"))
-    expected = {name: ratings(DIALOGS, name) for name in [*DIALOGS[0]][4:]}
-    assert {name: values.tolist() for name, values in rated.ratings.items()} == expected
-    assert rated.systems == tuple(column(DIALOGS, "model"))
-    assert len(set(rated.clusters or ())) == 2
-    assert rated.samples.contexts == tuple(column(DIALOGS, "fact"))
-    assert rated.samples.texts[0] == "i sail every day\n"
 
 
 def test_every_rating_and_sum_beside_mean(encoder: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,22 +169,6 @@ def test_every_rating_and_sum_beside_mean(encoder: str, capsys: pytest.CaptureFi
     assert table_3["mean"]["published"] == {"CTC E": 0.3184, "CTC D": 0.3223, "CTC R": -0.0191}
     assert table_3["sum"]["published"] == {"CTC E": 0.4937, "CTC D": 0.5163, "CTC R": 0.4653}
     assert {row["rating"] for row in found["correlations"]} == {"engaging", "uses_knowledge"}
-
-
-def test_the_papers_ablations_of_dialog_are_of_models_of_the_files_task(encoder: str) -> None:
-    """Tables 3 and F.5 have D and R that PersonaChat trained, F.5 the formulas exchanged."""
-    found = evaluated("persona_chat.json", DIALOGS, encoder)
-    published = {(r["rating"], r["variant"]): r["published"] for r in found["ablations"]}
-    expected = {
-        ("engaging", "sum"): (0.5003, 0.5265, 0.532),
-        ("engaging", "mean"): (0.1502, 0.1821, -0.049),
-        ("engaging", "eq. 5"): (0.5003, 0.5265, 0.532),
-        ("engaging", "eq. 6"): (0.5082, None, None),
-        ("uses_knowledge", "eq. 6"): (0.5761, 0.5683, 0.6597),
-        ("uses_knowledge", "eq. 5"): (0.5323, None, None),
-    }
-    kinds = ("CTC E", "CTC D", "CTC R")
-    assert published == {k: dict(zip(kinds, v, strict=True)) for k, v in expected.items()}
 
 
 def test_word_length_has_the_papers_figures(data_dir: Path) -> None:

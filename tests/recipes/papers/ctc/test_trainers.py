@@ -193,26 +193,11 @@ def test_only_a_better_validation_replaces_a_model(
     assert written(tmp_path / "d" / "model") == before
 
 
-def test_a_trial_run_writes_no_model(fitted: Configured, tmp_path: Path) -> None:
-    cli = fitted("d", "TokenAlignerTrainer", 1, **{"trainer.fast_dev_run": "true"})
-    assert cli.trainer.global_step == 1
-    assert not (tmp_path / "d" / "model").exists()
-
-
 def test_without_validations_the_last_model_is_written(fitted: Configured, tmp_path: Path) -> None:
     cli = fitted("d", "TokenAlignerTrainer", 1, **{"trainer.limit_val_batches": 0})
     aligner = TokenAligner(str(tmp_path / "d" / "model"))
     trained = cli.model.model.classifier.weight
     torch.testing.assert_close(aligner.model.classifier.weight, trained.detach())
-
-
-def test_a_folder_of_other_files_is_refused(configured: Configured, tmp_path: Path) -> None:
-    cli = configured("d", "TokenAlignerTrainer", 1, **{"model.init_args.folder": tmp_path})
-    message = rf"folder = '{tmp_path}' exists and does not contain a model"
-    with pytest.raises(ValueError, match=message):
-        cli.trainer.fit(cli.model, cli.datamodule)
-    assert {"texts", "pairs.jsonl"} <= {file.name for file in tmp_path.iterdir()}
-    assert cli.trainer.global_step == 0
 
 
 def test_a_token_that_touches_a_span_is_hallucinated(encoder: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -197,31 +196,6 @@ def test_baselines_are_in_the_figures(pegasus: str, capsys: pytest.CaptureFixtur
     value = stats.pearsonr(polarity, [row[5] for row in TURNS]).statistic
     assert line["pearson"] == pytest.approx(value)
     assert f"{value:.4f}" in printed
-
-
-@pytest.mark.soak
-def test_levels_are_biased_samples_of_the_rows(pegasus: str) -> None:
-    found = report(pegasus, "--quality-levels=q.png", "--draws=100")["quality_levels"]
-    scores = CTRLEval(pegasus, "task.yaml", "coherence").score(SAMPLES)["coherence"]
-    assert [(row["score"], row["level"]) for row in found["rows"]] == [
-        (aspect, level) for aspect in ASPECTS for level in (1, 2, 3, 4)
-    ]
-    # The ratings of coherence in quarters: 1.4 2 | 2.2 2.2 | 3.1 3.6 | 4.2 5.
-    levels = [4, 1, 3, 1, 3, 2, 4, 2]
-    subsets = [np.array(bits, dtype=bool) for bits in product((0, 1), repeat=8) if sum(bits) >= 3]
-    subsets = [bits for bits in subsets if np.ptp(RATINGS[0][bits]) > 0]
-    values = [stats.pearsonr(scores[bits], RATINGS[0][bits]).statistic for bits in subsets]
-    for row in found["rows"][:4]:
-        chances = np.array([1 / (abs(level - row["level"]) + 1) for level in levels])
-        assert row["texts"] == pytest.approx(chances.sum(), abs=0.4)
-        assert sum(row["counts"]) == pytest.approx(row["texts"])
-        expected = [2 / (abs(level - row["level"]) + 1) for level in (1, 2, 3, 4)]
-        assert row["counts"] == pytest.approx(expected, abs=0.3)
-        odds = [np.where(bits, chances, 1 - chances).prod() for bits in subsets]
-        mean = np.average(values, weights=odds)
-        deviation = np.average((np.array(values) - mean) ** 2, weights=odds) ** 0.5
-        assert row["pearson"]["mean"] == pytest.approx(mean, abs=0.15)
-        assert row["pearson"]["deviation"] == pytest.approx(deviation, abs=0.1)
 
 
 def test_studies_change_no_score_and_run_no_model_again(

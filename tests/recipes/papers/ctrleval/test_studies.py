@@ -67,10 +67,3 @@ def test_a_level_is_drawn_by_its_distance_from_the_favoured_one(favoured: int) -
     expected = [0, *(1 / (abs(j - favoured) + 1) for j in (1, 2, 3, 4))]
     np.testing.assert_allclose(shares, expected, atol=0.03)  # four standard errors
     assert shares[favoured] == 1
-
-
-def test_a_seed_gives_one_sample() -> None:
-    levels = np.array([1, 2, 3, 4] * 20)
-    first = biased_sample(levels, 2, seed=0)
-    assert (first == biased_sample(levels, 2, seed=0)).all()
-    assert (first != biased_sample(levels, 2, seed=1)).any()

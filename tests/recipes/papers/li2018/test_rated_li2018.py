@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from scipy import stats
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
-from ctrlreward.recipes.papers.li2018 import system_outputs
 from ctrlreward.recipes.papers.li2018.metric_validity import style_match
 from ctrlreward.recipes.papers.meta_eval.rated_files import read_li2018
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
@@ -117,13 +116,6 @@ def run(*options: str) -> dict[str, Any]:
     return json.loads(Path("found.json").read_text())
 
 
-@pytest.fixture
-def fails(fails: Callable[..., str]) -> Callable[..., str]:
-    """Return a function that runs a command that fails, and returns its error as one line."""
-    command = ("meta-eval", "li2018", "rated.csv")
-    return lambda *arguments: " ".join(fails(*command, *arguments).split())
-
-
 def correlation(record: dict[str, Any], score: str, rating: str, level: str = "sample") -> Any:
     rows = {(row["score"], row["rating"], row["level"]): row for row in record["correlations"]}
     return rows[score, rating, level]
@@ -151,28 +143,6 @@ def test_the_end_of_a_sentence_can_count(rated: Rows) -> None:
     stated = [judged(row["output"])[2] for row in rated]
     scored = number_column(read_rows(Path("rows.jsonl")), "score/perplexity")
     np.testing.assert_allclose(scored, 2 * np.array(stated))
-
-
-# Reading
-
-
-def test_judges_can_read_separated_words(rated: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: set[str] = set()
-    score_samples = RatedJudge.score_samples
-
-    def reading(judge: RatedJudge, samples: Samples) -> dict[str, Scores]:
-        if judge.kind != "preservation":
-            read.update(samples.texts)
-        return score_samples(judge, samples)
-
-    monkeypatch.setattr(RatedJudge, "score_samples", reading)
-    monkeypatch.setattr(system_outputs, "separate_words", lambda text: f" {text} ")
-    run()
-    assert not any(text.startswith(" ") for text in read)
-    read.clear()
-    run("--words=separated")
-    assert read
-    assert all(text.startswith(" ") and text.endswith(" ") for text in read)
 
 
 # Table 5
@@ -247,21 +217,3 @@ def test_thresholds_are_fitted_to_the_preferences(
     assert gm["agreement"]["all"]["agreed"] > gm["agreement"]["paper"]["agreed"]
     agreed = gm["agreement"]["all"]["agreed"]
     assert re.search(rf"all \(.*\) +{agreed:.1%} ", capsys.readouterr().out)
-
-
-def test_correlations_are_kept_when_the_fit_fails(
-    rated: Rows, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
-) -> None:
-    seeds: list[int] = []
-
-    def failing(*_: Any, seed: int, **options: Any) -> None:
-        seeds.append(seed)
-        raise ValueError("no fit")
-
-    monkeypatch.setattr(f"{MODULE}.fit", failing)
-    options = ["--classifier=folder", "--output=found.json", "--resamples=20", "--seed=7"]
-    assert "no fit" in fails(*options, "--fit-gm")
-    assert seeds == [7]
-    record = json.loads(Path("found.json").read_text())
-    assert correlation(record, "gm", "mean")["n"] == 96
-    assert "table_5" in record

@@ -219,9 +219,3 @@ def test_published_values_are_shown(
         assert f"{tau:.4f}" in printed
         assert f"{paper:.4f}" in printed
     assert "bootstrap over the 15 clusters of rows" in printed
-
-
-# The user's typing
-
-
-# Errors

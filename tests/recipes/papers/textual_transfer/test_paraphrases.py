@@ -46,14 +46,6 @@ def test_pairs_of_which_one_contains_the_other_are_left_out(file: Path, logged) 
     assert all(f"{u} → {v}" in line for u, v in KEPT)
 
 
-def test_pairs_are_drawn_at_random(file: Path) -> None:
-    found = Counter(pair for seed in range(300) for pair in Paraphrases(str(file), 2, seed).pairs())
-    assert found.keys() == set(KEPT)
-    assert sum(found.values()) == 600
-    assert min(found.values()) > 160
-    assert Paraphrases(str(file), 2, 7).pairs() == Paraphrases(str(file), 2, 7).pairs()
-
-
 # The stand-in
 
 
@@ -87,11 +79,6 @@ def test_any_words_can_be_rewritten(words: list[str]) -> None:
     found = rewrite(" ".join(words), random.Random(0))
     assert found == " ".join(found.split())
     assert bool(found) == bool(words)
-
-
-def test_one_of_several_phrases_is_drawn() -> None:
-    found = {rewrite("it was awful .", random.Random(seed)) for seed in range(30)}
-    assert found == {"it was terrible .", "it was horrible ."}
 
 
 @pytest.fixture(scope="module")

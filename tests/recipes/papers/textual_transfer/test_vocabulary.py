@@ -41,13 +41,6 @@ def test_words_are_those_that_occur_often_enough(data_dir: Path) -> None:
         assert decoded(tokenizer, line) == " ".join(known)
 
 
-def test_the_number_of_words_is_limited() -> None:
-    tokenizer = word_vocabulary(SENTENCES, min_count=1, max_words=3)
-    assert tokenizer.convert_ids_to_tokens(range(len(tokenizer))) == [
-        *SPECIAL_TOKENS, "the", "was", "."]  # fmt: skip
-    assert decoded(tokenizer, "The soup was  OLD .") == "the <unk> was <unk> ."
-
-
 @pytest.mark.parametrize("build", [
     lambda: word_vocabulary(SENTENCES, 1), lambda: subword_vocabulary(SENTENCES, 40)])  # fmt: skip
 def test_special_tokens_come_first_and_are_not_added(build) -> None:
