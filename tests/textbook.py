@@ -33,25 +33,3 @@ def reinforce_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tenso
     """Mean over completions of -advantage x log-probability of the completion (Williams 1992)."""
     rows = zip(log_probs, advantages, mask.bool(), strict=True)
     return -torch.stack([a * row[kept].sum() for row, a, kept in rows]).mean()
-
-
-def clipped_surrogate_loss(
-    log_probs: Tensor,
-    old: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    weights: Tensor,
-    clip: tuple[float, float],
-    whole: bool,
-) -> Tensor:
-    """PPO's eq. 7 (Schulman et al. 2017), with the weight of each token.
-
-    The ratio is of each token, or of the `whole` completion to the power 1 / length (GSPO, Zheng et
-    al. 2025, eq. 7).
-    """
-    logs = (log_probs - old) * mask
-    if whole:
-        logs = (logs.sum(dim=1) / mask.sum(dim=1)).unsqueeze(1).expand_as(logs)
-    ratio, advantage = logs.exp(), advantages[:, None]
-    bounded = ratio.clamp(1 - clip[0], 1 + clip[1])
-    return -(weights * torch.minimum(ratio * advantage, bounded * advantage)).sum()

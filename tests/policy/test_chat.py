@@ -77,28 +77,17 @@ def test_a_step_learns_from_conversations_and_complete_uses_them_too(chat, share
 
 
 def test_a_prompt_that_is_also_the_beginning_is_an_error(chat) -> None:
-    with pytest.raises(ValueError, match=r"'Praise the soup\.' is both the user's message and the"):
+    with pytest.raises(ValueError, match="Praise the soup"):
         chat().training_step(Samples(PROMPTS), 0)
 
 
-def test_a_tokenizer_without_a_template_is_an_error(tuner) -> None:
-    with pytest.raises(ValueError, match=r"has no chat template\. Use an instruction-tuned model"):
-        tuner(chat=True).configure_model()
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        (NO_SYSTEM, "refuses a conversation with generation.system = 'Be brief.': no "),
-        (DROPS_SYSTEM, "drops generation.system = 'Be brief.'. Leave it out"),
-    ],
-)
-def test_a_template_without_system_messages_is_an_error(
-    tuner, with_template, template: str, message: str
-) -> None:
+@pytest.mark.parametrize("template", [NO_SYSTEM, DROPS_SYSTEM])
+def test_a_template_without_system_messages_is_an_error(tuner, with_template, template) -> None:
+    with pytest.raises(ValueError, match="chat template"):
+        tuner(chat=True).configure_model()  # without any
     folder = with_template(template)
     tuner(model=folder, chat=True).configure_model()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"generation\.system"):
         tuner(model=folder, chat=True, system="Be brief.").configure_model()
 
 

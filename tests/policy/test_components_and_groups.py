@@ -20,9 +20,7 @@ from hypothesis import strategies as st
 from lightning_choice import (
     MisconfigurationException,
     Objective,
-    PolicyTuner,
     RewardShaping,
-    pl,
     quiet_trainer,
 )
 from torch import Tensor
@@ -208,23 +206,14 @@ def test_a_step_learns_from_decoupled_components(tuner, share) -> None:
     torch.testing.assert_close(experiences[0].double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def trained(module: PolicyTuner, prompts: list[str], steps: int = 1, **options: Any) -> Any:
-    pl.seed_everything(0, verbose=False)
-    trainer = quiet_trainer(max_steps=steps, callbacks=options.pop("callbacks", []))
-    trainer.fit(module, DataLoader(prompts, **{"batch_size": 4, **options}))
-    return trainer
-
-
 # Refused
 
 
-def test_a_reward_with_another_aggregate_is_refused(tuner, share) -> None:
+def test_another_aggregate_and_shaping_of_the_total_are_refused(tuner, share) -> None:
     lowest = Reward({"share": share["share"]}, aggregate="min")
-    with pytest.raises(ValueError, match="must be 'weighted'"):
+    with pytest.raises(ValueError, match="weighted"):
         tuner(reward=lowest, multi_objective_aggregation="normalize_then_sum")
-
-
-def test_shaping_of_the_total_is_refused(tuner) -> None:
     module = tuner(multi_objective_aggregation="normalize_then_sum")
-    with pytest.raises(MisconfigurationException, match="RewardShaping shapes the total of a rewa"):
-        trained(module, ["ab"] * 4, callbacks=[RewardShaping(clip=(-1.0, 1.0))])
+    trainer = quiet_trainer(max_steps=1, callbacks=[RewardShaping(clip=(-1.0, 1.0))])
+    with pytest.raises(MisconfigurationException, match="RewardShaping"):
+        trainer.fit(module, DataLoader(["ab"] * 4, batch_size=4))

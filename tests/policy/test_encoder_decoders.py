@@ -92,5 +92,5 @@ def test_a_decoder_without_a_start_token_is_an_error(folder, family, tmp_path) -
     model.config.decoder_start_token_id = None
     model.generation_config = GenerationConfig(eos_token_id=1)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"has no decoder_start_token_id\. Set it in its gene"):
+    with pytest.raises(ValueError, match="decoder_start_token_id"):
         load_policy(str(tmp_path), LoRA(4), "cpu")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from textbook import clipped_surrogate_loss, reinforce_loss
+from textbook import reinforce_loss
 from torch import Tensor
 
 from ctrlreward.policy.objectives import (
@@ -76,22 +76,6 @@ def test_terms_and_the_gradient_of_the_loss_equal_the_loops(aggregation, rows, b
     assert ours == pytest.approx(terms, rel=1e-6, abs=1e-6)
     expected = torch.tensor(slopes, dtype=torch.float64)
     torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("clip", [(0.2, 0.2), (0.2, 0.28), (3e-4, 4e-4)])
-@pytest.mark.parametrize("whole", [False, True])
-@given(aggregation=aggregations, rows=completions)
-def test_the_only_update_of_a_rollout_has_the_gradient_of_the_clipped_surrogate(
-    clip: tuple[float, float], whole: bool, aggregation: str, rows: Completions
-) -> None:
-    """At a ratio of 1, of tokens or of whole completions (GSPO), no clip binds."""
-    current, _, advantages, mask = tensors(rows)
-    shares = torch.tensor([share_of(aggregation, rows, n) for _, _, n in rows])
-    weights = mask * shares[:, None].double()
-    loss = clipped_surrogate_loss(current, current.detach(), advantages, mask, weights, clip, whole)
-    (expected,) = torch.autograd.grad(loss, current)
-    found = loss_and_gradient(aggregation, rows, 0.0)["gradient"]
-    torch.testing.assert_close(found, expected)
 
 
 @given(rows=completions)

@@ -102,30 +102,22 @@ def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner,
 
 
 @pytest.mark.parametrize(
-    ("batch", "error", "message"),
+    ("batch", "error", "named"),
     [
-        ([], ValueError, "the batch is empty, must be strings, or dicts with a prompt"),
-        ({"prompt": []}, ValueError, "the batch is empty"),
-        (torch.zeros(2, 3), TypeError, r"the batch tensor\(.* is a Tensor, must be strings"),
-        (["ab", 3], TypeError, r"the batch \['ab', 3\] is a list, must be strings"),
-        ({"question": PROMPTS}, ValueError, "the batch has the columns question. Call one"),
-        ([{"prompt": "a"}, {"text": "b"}], ValueError, "record 1 of the batch has the keys text"),
-        (
-            {"prompt": ["a", 3]},
-            TypeError,
-            r"prompts\[1\] must be a string, or messages .*, got 3, an int",
-        ),
-        ({"prompt": TALKS[0]}, ValueError, r"prompts\[0\] = .* is a conversation\. Set generation"),
-        ({"prompt": [[{"text": "ab"}]]}, TypeError, r"a message of prompts\[0\] must have a role"),
-        (
-            {"prompt": [{"role": "assistant", "content": "ab"}]},
-            ValueError,
-            r"prompts\[0\] ends with an answer, 'ab': end it with a user's message",
-        ),
+        ([], ValueError, "batch"),
+        ({"prompt": []}, ValueError, "batch"),
+        (torch.zeros(2, 3), TypeError, "Tensor"),
+        (["ab", 3], TypeError, "batch"),
+        ({"question": PROMPTS}, ValueError, "question"),
+        ([{"prompt": "a"}, {"text": "b"}], ValueError, "record 1"),
+        ({"prompt": ["a", 3]}, TypeError, r"prompts\[1\]"),
+        ({"prompt": TALKS[0]}, ValueError, r"prompts\[0\]"),
+        ({"prompt": [[{"text": "ab"}]]}, TypeError, r"prompts\[0\]"),
+        ({"prompt": [{"role": "assistant", "content": "ab"}]}, ValueError, r"prompts\[0\]"),
     ],
 )
-def test_other_batches_are_one_error(tuner, batch: Any, error: type, message: str) -> None:
-    with pytest.raises(error, match=f"^{message}"):
+def test_other_batches_are_one_error(tuner, batch: Any, error: type, named: str) -> None:
+    with pytest.raises(error, match=named):
         tuner().training_step(batch, 0)
 
 
@@ -135,24 +127,14 @@ def test_ignored_columns_are_said_once(trained, caplog, monkeypatch) -> None:
     monkeypatch.setattr("lightning_utilities.core.rank_zero.log", logging.getLogger("propagates"))
     with caplog.at_level(logging.INFO):
         trained(DataLoader(data, batch_size=1))
-    said = [m for m in caplog.messages if "ignores" in m]
-    assert said == [
-        "PolicyTuner ignores the columns answer, completion of the batches: rewards read text, "
-        "prefix, label, source, reference, context, history, prompt, group"
-    ]
+    (said,) = [m for m in caplog.messages if "ignores" in m]
+    assert "answer, completion" in said
 
 
-@pytest.mark.parametrize("data", [PROMPTS, RECORDS, {"prompt": PROMPTS}])
-def test_letters_are_no_batches(trained, data: Any) -> None:
-    with pytest.raises(MisconfigurationException, match=r"Use trainer.fit\(tuner, DataLoader\("):
-        trained(data)
-
-
-def test_a_trainer_needs_prompts(trained) -> None:
-    with pytest.raises(
-        MisconfigurationException, match=r"no prompts to train on\. Use trainer.fit"
-    ):
-        trained()
+@pytest.mark.parametrize("data", [(PROMPTS,), (RECORDS,), ({"prompt": PROMPTS},), ()])
+def test_a_trainer_needs_a_dataloader(trained, data: Any) -> None:
+    with pytest.raises(MisconfigurationException, match="DataLoader" if data else "no prompts"):
+        trained(*data)
 
 
 def test_a_text_and_a_prompt() -> None:

@@ -13,7 +13,6 @@ from ctrlreward import Samples
 from ctrlreward.lightning_package import SHARDING
 
 pytestmark = pytest.mark.lightning
-MESSAGE = r"the strategy {} splits the model .*\. Use Trainer\(strategy='ddp'\)"
 strategies = import_module(f"{LIGHTNING}.strategies")
 
 
@@ -23,7 +22,7 @@ def test_refuses_a_trainer_that_splits_the_model(tuner, tmp_path: Path) -> None:
     trainer = pl.Trainer(
         accelerator="cpu", barebones=True, default_root_dir=tmp_path, devices=1, strategy=strategy
     )
-    with pytest.raises(MisconfigurationException, match=MESSAGE.format("ModelParallelStrategy")):
+    with pytest.raises(MisconfigurationException, match="ModelParallelStrategy"):
         trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))
 
 
@@ -35,7 +34,7 @@ def test_each_strategy_is_refused(tuner, monkeypatch, name) -> None:
     monkeypatch.setattr(trainer._accelerator_connector, "strategy", kind.__new__(kind))
     module = tuner()
     module.trainer = trainer
-    with pytest.raises(MisconfigurationException, match=MESSAGE.format(name)):
+    with pytest.raises(MisconfigurationException, match=name):
         module.setup("fit")
 
 
@@ -44,5 +43,5 @@ def test_refuses_a_trainer_that_converts_the_adapter(tuner, tmp_path: Path, prec
     trainer = pl.Trainer(
         accelerator="cpu", barebones=True, default_root_dir=tmp_path, precision=precision
     )
-    with pytest.raises(MisconfigurationException, match=r"converts the adapter, .*'bf16-mixed'"):
+    with pytest.raises(MisconfigurationException, match="bf16-mixed"):
         trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))
