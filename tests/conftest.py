@@ -68,7 +68,7 @@ _FIRST = [
     *("test_other_lightning.py", "test_ray.py", "test_cli.py", "test_smoke.py", "test_package.py"),
     *("test_style_transfer.py", "test_rated_li2018.py", "test_killed.py", "test_blocks.py"),
     *("test_decisions.py", "test_gpu_kit.py", "test_example_own_module.py", "test_two_ranks.py"),
-    *("test_guarded_probes.py", "test_language_model.py", "test_second_device_tuner.py"),
+    *("test_language_model.py", "test_second_device_tuner.py"),
 ]
 _PLACE = {name: place for place, name in enumerate(_FIRST)}
 

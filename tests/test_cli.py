@@ -98,9 +98,6 @@ def test_a_run_that_sigterm_ended_exits_with_143(
     assert exit.value.code == 143
 
 
-# Usage
-
-
 # A run that is killed and resumed
 
 KILLER = """
@@ -241,13 +238,13 @@ def test_a_new_run_is_refused_where_another_one_is(
     trial = ["--trainer.fast_dev_run=true", "--trainer.logger=false"]
     main(["train", str(tmp_path / "new.yaml"), *SMALL, *limits, *trial])
     said = fails("train", tmp_path / "new.yaml", *SMALL, *limits)
-    assert f"{folder} has a run. Use another --trainer.default_root_dir, delete it" in said
+    assert f"{folder} has a run" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.yaml", "run"]
     for file in ("metrics.jsonl", "summary.json", "before.jsonl", "checkpoints/last.ckpt"):
         assert (folder / file).read_bytes() == (resumed.folder / file).read_bytes()
 
 
-def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path) -> None:
+def test_a_folder_is_of_one_run_at_a_time_and_a_requeued_job_is_resumed(tmp_path: Path) -> None:
     trainer = pl.Trainer(accelerator="cpu", default_root_dir=tmp_path, logger=False)
     for resumed in (False, True):
         with (
@@ -256,10 +253,6 @@ def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path) -> None:
             run_folders(trainer, True),
         ):
             pass
-
-
-def test_a_job_that_a_cluster_has_requeued_is_resumed(tmp_path: Path) -> None:
-    trainer = pl.Trainer(accelerator="cpu", default_root_dir=tmp_path, logger=False)
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(ValueError, match="has a run"), run_folders(trainer, False):
         pass

@@ -64,19 +64,13 @@ def test_any_data(similarity: Similarity, data: Any, columns: dict[str, Any]) ->
     assert_array_equal(scores, alone)
 
 
-def test_a_reward_takes_the_same(similarity: Similarity) -> None:
+def test_a_reward_takes_the_same_and_one_string_stands_for_all(similarity: Similarity) -> None:
     reward = Reward({"similarity": similarity})
-    scored = reward(TEXTS, sources=SOURCES)
-    assert_array_equal(scored.total, similarity.score(TEXTS, sources=SOURCES)["similarity"])
-    assert_array_equal(reward.submit({"text": TEXTS}, sources=SOURCES).result().total, scored.total)
+    for sources in (SOURCES, SOURCES[0]):
+        expected = similarity.score(TEXTS, sources=np.broadcast_to(sources, 2))["similarity"]
+        assert_array_equal(reward(TEXTS, sources=sources).total, expected)
+        assert_array_equal(reward.submit({"text": TEXTS}, sources=sources).result().total, expected)
     reward.release()
-
-
-def test_one_string_stands_for_all(model: str) -> None:
-    scorer = CTRLEval(model, "sentiment", "attribute_relevance")
-    both = scorer.score(TEXTS, labels="positive")
-    one_by_one = scorer.score(TEXTS, labels=["positive", "positive"])
-    assert_array_equal(both["attribute_relevance"], one_by_one["attribute_relevance"])
 
 
 def test_a_scorer_with_one_score_is_a_component(similarity: Similarity, model: str) -> None:
@@ -102,16 +96,12 @@ def test_scores_whose_column_is_absent_are_left_out_and_named_once(
     ctrleval, alignment, none = CTRLEval(model), cr.Alignment(aspects="all"), {}
     bart = cr.BARTScore(tiny_bart, aspects="all")
     tries: list[tuple[cr.Scorer, dict[str, Any], str, str]] = [
-        (ctrleval, none, "coherence",
-         "consistency, attribute_relevance, because the samples lack the columns prefixes,"),
-        (ctrleval, {"prefix": ""}, "coherence consistency",
-         "attribute_relevance, because the samples lack the columns labels and have only"),
-        (cr.LexiconSentiment(), none, "polarity",
-         "accuracy, because the samples lack the columns labels"),
+        (ctrleval, none, "coherence", "consistency, attribute_relevance"),
+        (ctrleval, {"prefix": ""}, "coherence consistency", "attribute_relevance"),
+        (cr.LexiconSentiment(), none, "polarity", "accuracy"),
         (alignment, {"context": "A soup."}, "groundedness", "consistency, relevance_reference"),
-        (bart, {"reference": "A b."}, "precision recall f_score",
-         "faithfulness, because the samples lack the columns sources"),
-    ]  # fmt: skip
+        (bart, {"reference": "A b."}, "precision recall f_score", "faithfulness"),
+    ]
     for scorer, columns, names, message in tries:
         caplog.clear()
         scores = scorer.score(TEXTS, **columns)
@@ -122,9 +112,9 @@ def test_scores_whose_column_is_absent_are_left_out_and_named_once(
         assert set(scorer.specs) > set(scores)
     assert [*ctrleval.explain(TEXTS)[0]] == ["coherence"]
     assert [*alignment.explain(["soup"], contexts="A soup.")[0]] == ["groundedness"]
-    with pytest.raises(ValueError, match="Alignment needs the column 'sources'"):
+    with pytest.raises(ValueError, match="'sources'"):
         alignment.score(TEXTS)  # nothing is left
-    with pytest.raises(ValueError, match="CTRLEval consistency needs the column 'prefixes'"):
+    with pytest.raises(ValueError, match="'prefixes'"):
         CTRLEval(model, aspects=["coherence", "consistency"]).score(TEXTS)
 
 
@@ -137,13 +127,13 @@ def test_defaults_need_no_model_of_the_user() -> None:
 def test_a_missing_column_is_found_before_a_model_is_loaded(tmp_path: Any) -> None:
     nowhere = str(tmp_path / "nowhere")  # loading it would raise another error
     scorers = {
-        CTRLEval(nowhere, aspects="consistency"): "consistency needs the column 'prefixes'",
-        CTRLEval(nowhere, aspects="attribute_relevance"): "attribute_relevance needs .* 'labels'",
-        cr.Accuracy(nowhere): "Accuracy needs the column 'labels'",
-        cr.AttributeClassifier({"a": nowhere}): "AttributeClassifier needs the column 'labels'",
-        cr.Alignment(nowhere, aspects="relevance"): "Alignment needs the column '(sources|ref.*)'",
-        cr.Alignment(nowhere, aspects="groundedness"): "Alignment needs the column 'contexts'",
-        Similarity(nowhere): "Similarity needs the column 'sources'",
+        CTRLEval(nowhere, aspects="consistency"): "'prefixes'",
+        CTRLEval(nowhere, aspects="attribute_relevance"): "'labels'",
+        cr.Accuracy(nowhere): "'labels'",
+        cr.AttributeClassifier({"a": nowhere}): "'labels'",
+        cr.Alignment(nowhere, aspects="relevance"): "'(sources|references)'",
+        cr.Alignment(nowhere, aspects="groundedness"): "'contexts'",
+        Similarity(nowhere): "'sources'",
     }
     for scorer, message in scorers.items():
         name = next(iter(scorer.specs))

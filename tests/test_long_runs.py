@@ -28,16 +28,7 @@ from serving.conftest import running
 from serving.test_faults import send
 from torch.utils.data import DataLoader
 
-from ctrlreward import (
-    CTRLEval,
-    Distinct,
-    LexiconSentiment,
-    Perplexity,
-    RemoteReward,
-    Reward,
-    Samples,
-    Similarity,
-)
+from ctrlreward import RemoteReward, Samples
 from ctrlreward.callbacks import GenerationScorer, HistoryLogger
 from ctrlreward.serving.application import create_app
 
@@ -95,35 +86,6 @@ def slope_of(work: Callable[[], object], rounds: int, name: str) -> float:
     assert now[0] <= started[0] + 1
     assert now[1] <= started[1] + 2
     return slope
-
-
-NAMES = ("ctrleval", "perplexity", "distinct", "lexicon", "glove", "minilm")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_ten_thousand_scoring_calls(name: str, tiny_llama: Callable[[str], str]) -> None:
-    folder = tiny_llama(ascii_letters + " .!,\n?'")
-    score = {
-        "ctrleval": lambda: CTRLEval(folder, evaluators=6)["coherence"],
-        "perplexity": lambda: Perplexity(folder)["log_likelihood"],
-        "distinct": lambda: Distinct(folder)["distinct_2"],
-        "lexicon": lambda: LexiconSentiment("accuracy"),
-        "glove": lambda: Similarity("glove-6b-50d"),
-        "minilm": lambda: Similarity("minilm-l6"),
-    }[name]()
-    reward = Reward({"score": score})
-
-    def work() -> None:
-        given = texts(4)
-        samples = Samples(
-            given, prefixes=["The soup"] * 4, labels=["positive"] * 4, sources=texts(4)
-        )
-        assert len(reward(samples).total) == 4
-
-    # A model of ordinary size.
-    rounds, most = (1000, 80 * MOST_KIB) if name == "minilm" else (10_000, MOST_KIB)
-    assert slope_of(work, rounds, name) < most
-    reward.release()
 
 
 def test_clients_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,6 @@ def test_a_scorer_on_one_of_several_devices_is_named(devices, kind, ids, ranks, 
     said = shared_device({"free": ["cpu"], "s": devices}, kind, ids, ranks)
     assert (said is not None) == refused
     if said is not None:
-        assert said.startswith(f"s runs on {devices[-1]!r}")
-        assert ", ".join(f"cuda:{i}" for i in ids) in said
         assert f"'cuda:{max(ids) + 1}'" in said
 
 
@@ -75,19 +73,11 @@ def test_generation_scorer_refuses_before_training(monkeypatch: pytest.MonkeyPat
     for name, value in (("device_ids", [0, 1]), ("world_size", 2)):
         monkeypatch.setattr(pl.Trainer, name, value)
     module = SimpleNamespace(complete=lambda prompts: list(prompts))
-    with pytest.raises(MisconfigurationException, match=r"CTRLEval of scores\['c'\] runs on"):
+    with pytest.raises(MisconfigurationException, match=r"scores\['c'\]"):
         callback.setup(trainer, module, "validate")
 
 
-def test_a_worker_runs_calls_in_order_and_closes_after_the_last() -> None:
-    worker, seen = Worker(), []
-    futures = [worker.submit(seen.append, i) for i in range(50)]
-    worker.close()
-    assert all(future.done() for future in futures)
-    assert seen == [*range(50)]
-
-
-def test_a_worker_hands_over_results_and_errors_and_cancels_what_has_not_started() -> None:
+def test_a_worker_runs_calls_in_order_hands_over_errors_and_cancels_what_has_not_started() -> None:
     before = set(threading.enumerate())
     worker, go, started = Worker(), threading.Event(), threading.Event()
 
@@ -95,6 +85,11 @@ def test_a_worker_hands_over_results_and_errors_and_cancels_what_has_not_started
         started.set()
         return go.wait(30)
 
+    seen: list[int] = []
+    futures = [worker.submit(seen.append, i) for i in range(50)]
+    worker.close()
+    assert all(future.done() for future in futures)
+    assert seen == [*range(50)]
     held, later = worker.submit(hold), worker.submit(len, "abc")
     started.wait(30)
     closing = threading.Thread(target=worker.close, kwargs={"cancel": True})

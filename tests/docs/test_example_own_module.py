@@ -45,8 +45,3 @@ def test_the_example_trains_and_logs_its_scores(tmp_path, capsys) -> None:
         assert all(record["text"].startswith(record["prefix"]) for record in records)
         scores = [record["scores"]["attribute_relevance"] for record in records]
         assert np.mean(scores) == pytest.approx(mean, abs=1e-6)
-
-
-def test_the_quickstart_shows_the_example() -> None:
-    code = SCRIPT.read_text().split('"""\n', 1)[1].strip()
-    assert code in (DOCS / "quickstart.md").read_text()

@@ -17,12 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 
-def test_the_contents_have_each_page_once() -> None:
-    linked = re.findall(r"^- \[.+?\]\((\S+?\.md)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
-    pages = {path.name for path in DOCS.glob("*.md")} - {"index.md", "SKILL.md"}
-    assert sorted(linked) == sorted(pages)
-
-
 @cache
 def api() -> dict[str, Any]:
     return runpy.run_path(str(DOCS / "api_pages.py"))
@@ -68,10 +62,3 @@ def test_a_scorers_page_has_its_scores_with_direction_range_and_columns() -> Non
     scorers = re.findall(r"^\| \[?`(\w+)`", table, re.MULTILINE)
     own = {name for name in api_pages() if name.startswith("ctrlreward.scorers.")}
     assert own == {f"ctrlreward.scorers.{name}" for name in scorers}
-
-
-def test_no_line_of_a_page_begins_with_a_percent_sign() -> None:
-    """It would be a comment: the line is absent from the site, without a warning."""
-    lines = [line for page in DOCS.glob("*.md") for line in page.read_text("utf-8").splitlines()]
-    assert len(lines) > 1000
-    assert [line for line in lines if line.lstrip().startswith("%")] == []

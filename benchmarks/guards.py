@@ -1,10 +1,12 @@
-"""What each guard of docs/guards.md makes of a reward with planted weaknesses, by its probes."""
+"""What each guard of docs/guards.md makes of a reward with planted weaknesses, by its probes.
+
+python benchmarks/guards.py
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -136,49 +138,19 @@ def shaped_verdicts(build: Callable[[], RewardShaping]) -> dict[str, str]:
     return verdicts
 
 
-@cache
-def verdicts() -> dict[str, dict[str, str]]:
-    """Guard → probe → verdict."""
+def main() -> None:
+    """Print the table of the page."""
     found = {
         guard: {f.probe: f.verdict for f in probing.examine(build(), SOUND).findings}
         for guard, build in REWARDS.items()
     }
-    return found | {guard: shaped_verdicts(build) for guard, build in SHAPINGS.items()}
+    found |= {guard: shaped_verdicts(build) for guard, build in SHAPINGS.items()}
+    probes = list(found["none"])
+    print(f"| guard | {' | '.join(probes)} |")
+    print("|---" * (1 + len(probes)) + "|")
+    for guard, verdicts in found.items():
+        print(f"| {guard} | {' | '.join(verdicts.get(probe, '') for probe in probes)} |")
 
 
-def gamed(guard: str) -> set[str]:
-    return {probe for probe, verdict in verdicts()[guard].items() if verdict == "gamed"}
-
-
-PADDED, COPIED = "padded to twice the length", "prompt or source copied"
-
-
-def test_the_planted_weaknesses_are_gamed_without_a_guard() -> None:
-    assert gamed("none") == {
-        *(PADDED, COPIED, "sentences doubled", "one sentence repeated"),
-        *("special tokens", "instruction to a judge"),
-    }
-
-
-def test_length_and_copies_are_not_traded_against_each_other() -> None:
-    for guard in ("`min`", "`mean_minus_deviation`"):
-        assert gamed(guard) == {"sentences doubled"}, guard  # long, and all of the source's words
-
-
-def test_conditions_and_repetition_hold_together_and_neither_alone() -> None:
-    assert gamed("conditions")
-    assert gamed("repetition, weight -1")
-    assert gamed("conditions and repetition") == set()
-
-
-def test_a_length_factor_holds_against_length_and_opens_another_way() -> None:
-    assert PADDED not in gamed("`length_alpha=2`")
-    assert {COPIED, "cut in half"} <= gamed("`length_alpha=2`")
-
-
-def test_a_reference_bounds_what_is_gained_and_changes_no_order() -> None:
-    assert gamed("`reference`") == gamed("none")
-
-
-def test_ranges_from_the_start_hold_against_all() -> None:
-    assert gamed("`ranges`") == set()
+if __name__ == "__main__":
+    main()
