@@ -115,8 +115,6 @@ def test_groups_in_python(share) -> None:
     assert module.optimizer is warm_up
     with pytest.raises(TypeError, match="epochs"):
         PolicyTuner("smollm2-135m", reward, epochs=2)
-    with pytest.raises(ValueError, match="smolm2-135m"):
-        PolicyTuner("smolm2-135m", reward)
 
 
 def test_a_loaded_model_is_refused(tiny_causal) -> None:
