@@ -91,24 +91,6 @@ def test_a_package_imports_what_is_below_it() -> None:
     assert wrong == []
 
 
-def test_a_name_in_a_string_is_below_as_well() -> None:
-    """`importlib.import_module` can't lead upward."""
-    named = re.compile(r"(?:ctrlreward\.)?((?:\w+\.)+\w+)")
-    wrong = []
-    for module, path in FILES.items():
-        package = package_of(module)
-        if package in ("", "__main__"):
-            continue
-        for node in ast.walk(tree_of(module)):
-            match = isinstance(node, ast.Constant) and named.fullmatch(str(node.value))
-            if not match or f"ctrlreward.{match[1]}" not in FILES:
-                continue
-            other = match[1].split(".")[0]
-            if other != package and LAYERS[other] >= LAYERS[package]:
-                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} names {match[1]}")
-    assert wrong == []
-
-
 def test_only_papers_import_papers() -> None:
     """The laboratory is removable; the table of commands in `cli.py` alone names it."""
     wrong = [

@@ -188,17 +188,6 @@ def test_test_scores_the_best_weights(fit, counter, watch, tmp_path, kind: str) 
     assert JsonLog(tmp_path / "metrics.jsonl").read() == before + rows
 
 
-def test_training_draws_the_same_with_and_without_scoring(fit, counter, watch) -> None:
-    draws = []
-    for callbacks in ([], [watch([0.0])]):
-        module = counter()
-        pl.seed_everything(3, verbose=False)
-        fit(module, callbacks)
-        draws.append(module.draws)
-    assert len(draws[0]) == 8
-    assert draws[0] == draws[1]
-
-
 def test_each_validation_generates_with_the_same_seed(fit, counter, curve, watch) -> None:
     scorer = curve([0.0])
     fit(counter(), [watch(scorer, seed=4)], max_steps=3)

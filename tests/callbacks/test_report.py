@@ -19,7 +19,6 @@ from lightning_choice import (
     MisconfigurationException,
     RewardCheckpoint,
     RewardEarlyStopping,
-    pl,
 )
 from matplotlib.axes import Axes
 
@@ -120,16 +119,6 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
     printed = capsys.readouterr().out
     assert "5 steps in" in printed
     assert f"v, after - before: {report['difference']:+.3f} (95 % interval" in printed
-
-
-def test_training_draws_the_same_random_numbers_without_it(fit, counter, compare) -> None:
-    pl.seed_everything(3, verbose=False)
-    compared, _ = compare()
-    pl.seed_everything(3, verbose=False)
-    alone = counter()
-    fit(alone, [], max_steps=5)
-    assert compared.draws == alone.draws
-    assert all(not call["training"] and not call["gradients"] for call in compared.calls)
 
 
 def test_a_resumed_run_keeps_the_before_phase_and_adds_its_seconds(compare, tmp_path) -> None:

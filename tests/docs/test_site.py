@@ -48,17 +48,3 @@ def test_every_public_name_has_a_description_and_a_row(module: str) -> None:
         assert row is not None, name
         assert row[1] in described
         assert resolve(row[1]) is item or module == "ctrlreward.lightning"
-
-
-def test_a_scorers_page_has_its_scores_with_direction_range_and_columns() -> None:
-    page = api_pages()["ctrlreward.scorers.CTRLEval"]
-    assert "* - ``consistency``\n     - higher\n     - (-∞, 0]\n     - ``prefixes``" in page
-    assert (
-        "* - ``perplexity``\n     - lower\n     - [1, ∞)"
-        in api_pages()["ctrlreward.scorers.Perplexity"]
-    )
-    assert "* - ``f_score``" in api_pages()["ctrlreward.scorers.BARTScore"]
-    table = (DOCS / "scorers.md").read_text().partition("\n\n`score` takes")[0]
-    scorers = re.findall(r"^\| \[?`(\w+)`", table, re.MULTILINE)
-    own = {name for name in api_pages() if name.startswith("ctrlreward.scorers.")}
-    assert own == {f"ctrlreward.scorers.{name}" for name in scorers}

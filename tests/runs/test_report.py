@@ -178,37 +178,40 @@ def test_the_rules_are_those_of_the_runs_configuration(call: Any, tmp_path: Path
     assert "By rules of the command line" in html
 
 
-@pytest.mark.parametrize("damage", ["empty", "killed", "nan", "no samples", "no folder", "typo"])
-def test_a_report_says_what_is_missing(call: Any, fails: Any, tmp_path: Path, damage: str) -> None:
+def killed(run: Path) -> None:
+    """Cut the log in the middle of a line, and leave no summary."""
+    log = gamed_run(run) / "metrics.jsonl"
+    log.write_text(log.read_text()[:-40])
+    (run / "summary.json").unlink()
+
+
+def without_values(run: Path) -> None:
+    write_run(run, varied, lambda place, text: {"sentiment": float("nan")}, summary=True)
+
+
+DAMAGED: list[tuple[Callable[[Path], object], str]] = [
+    (Path.mkdir, "log"),
+    (killed, "summary.json"),
+    (without_values, "score/sentiment"),
+    (lambda run: shutil.rmtree(gamed_run(run) / "samples"), "samples/"),
+]
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGED)
+def test_a_report_says_what_is_missing(call: Any, tmp_path: Path, damage: Any, named: str) -> None:
     run = tmp_path / "run"
-    if damage == "empty":
-        run.mkdir()
-        expected = "No log of a run here."
-    elif damage == "killed":  # in the middle of a line, without a summary
-        log = gamed_run(run) / "metrics.jsonl"
-        log.write_text(log.read_text()[:-40])
-        (run / "summary.json").unlink()
-        expected = "missing: summary.json: the run has not ended, was killed"
-    elif damage == "nan":
-        write_run(run, varied, lambda place, text: {"sentiment": float("nan")}, summary=True)
-        expected = "score/sentiment has no finite value at any of 4 validations"
-    elif damage == "no samples":
-        shutil.rmtree(gamed_run(run) / "samples")
-        expected = "missing: texts: there is neither samples/"
-    elif damage == "typo":
-        gamed_run(run)
-        assert call(run, "--maximise", "score/sentimnt")[0] == 2
-        assert "--output must end in .html" in fails("report", run, "--output=report.json")
-        return
-    else:
-        status, _, error, _ = call(run)
-        assert status == 2
-        assert "run does not exist" in error or "No such file or folder" in error
-        return
+    assert call(run)[0] == 2  # there is none
+    damage(run)
     status, out, error, html = call(run)
     assert status == 0
-    assert expected in out + error
-    assert "Missing from this report" in html or damage == "nan"
+    assert named in out + error
+    assert "Missing from this report" in html or damage is without_values
+
+
+def test_a_mistake_in_a_report_is_named(call: Any, fails: Any, tmp_path: Path) -> None:
+    run = gamed_run(tmp_path / "run")
+    assert call(run, "--maximise", "score/sentimnt")[0] == 2
+    assert "--output" in fails("report", run, "--output=report.json")
 
 
 @pytest.mark.parametrize(

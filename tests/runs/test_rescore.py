@@ -382,33 +382,28 @@ def test_scores_of_more_than_the_texts_are_refused(
     (folder / "judge.yaml").write_text(yaml.safe_dump(judge))
     Share.calls.clear()
     error = refused(folder, capsys=capsys)
-    columns = "step=000001.jsonl has text, prefix, label, prompt, group"
-    missing = "but not 'history' for answer; 'source' for content. Leave these components out"
-    assert f"{columns}, {missing}" in error
+    assert "'history' for answer; 'source' for content" in error
     assert Share.calls == []
     assert not (folder / "run" / "rescored" / "judge" / "rescored.jsonl").exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        (["--maximum", "score/share"], "arguments: --maximum score/share"),
-        (["--subject_to", "score/share>0.5"], "must be a bound, 'KEY>=VALUE' or"),
-        (["--subject_to", "score/share>=high"], "'high' is not a number"),
-        (["--stop", "patiense=2"], "did you mean 'patience'"),
-        (["--guard", "reward/total"], "--guard must be PROXY:HELD_OUT, got 'reward/total'"),
-        (["--guard", "reward/total:policy/kl"], "has no key 'policy/kl'"),
-        (["--maximise", "score/shar"], "has no key 'score/shar' (did you mean score/share?)"),
-        (["--subject_to", "policy/kl<=1"], "has no key 'policy/kl'"),
-        (["--maximise", "score/fail_rate"], "is better when lower. Use --minimise"),
-        (["--names", "held_out"], "has no texts of 'held_out', only of score"),
+        (["--maximum", "score/share"], "--maximum"),
+        (["--guard", "reward/total:policy/kl"], "policy/kl"),
+        (["--maximise", "score/shar"], "score/shar"),
+        (["--subject_to", "policy/kl<=1"], "policy/kl"),
+        (["--maximise", "score/fail_rate"], "--minimise"),
+        (["--names", "held_out"], "held_out"),
     ],
 )
 def test_a_wrong_option_is_named(
-    folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, options: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """`tests/runs/test_select.py` has the others."""
     Share.calls.clear()
-    assert message in refused(folder, *options, capsys=capsys)
+    assert named in refused(folder, *options, capsys=capsys)
     assert Share.calls == []
 
 
@@ -417,8 +412,8 @@ def test_a_run_without_texts_is_refused(folder: Path, capsys: pytest.CaptureFixt
     (folder / "empty" / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
     (folder / "run").unlink()
     (folder / "run").symlink_to(folder / "empty")
-    assert "has no texts: a GenerationScorer writes them to" in refused(folder, capsys=capsys)
-    assert "No such file: " in refused(folder / "nowhere", capsys=capsys)
+    assert "texts" in refused(folder, capsys=capsys)
+    assert "nowhere" in refused(folder / "nowhere", capsys=capsys)
 
 
 def test_the_selection_of_the_run_is_replayed(

@@ -43,10 +43,10 @@ def test_labels_of_several_attributes(live_server: Start) -> None:
     samples[1]["label"]["topic"] = "tea"
     reply = client.post("/score", json={"samples": samples})
     assert reply.status_code == 422
-    assert "'tea' of the attribute 'topic' is not a label of the classif" in reply.json()["detail"]
+    assert "'tea'" in reply.json()["detail"]
     del samples[1]["label"]["topic"]
     reply = client.post("/score", json={"samples": samples})
-    assert "does not name the attribute 'topic'" in reply.json()["detail"]
+    assert "'topic'" in reply.json()["detail"]
 
 
 def test_a_reply_has_the_fingerprint(live_server: Start, reward: Reward) -> None:

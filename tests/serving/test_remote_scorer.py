@@ -98,22 +98,6 @@ def test_a_monitored_run_logs_what_it_logs_in_process(
         assert theirs == pytest.approx(own, rel=1e-6, nan_ok=True)
 
 
-def test_scores_of_components_are_exact(
-    quality: TransferQuality, live_server: Callable[..., Any]
-) -> None:
-    local = Reward({"gm": quality["gm"], "variety": Distinct()["distinct_2"]})
-    remote = RemoteReward(live_server(local).url)
-    samples = PROMPTS.replace(texts=["Good soup.", "", "Cold broth with soup."])
-    for name, component in local.components.items():
-        far = remote[name]
-        assert far.spec == component.spec
-        assert far.scorer.pointwise == component.scorer.pointwise
-        assert far.scorer.of_groups == component.scorer.of_groups
-        assert set(far.scorer.required_columns()) == {"labels", "sources"}
-        np.testing.assert_allclose(far(samples), component(samples), rtol=1e-6, atol=1e-6)
-    remote.release()
-
-
 def test_components_of_one_scorer_are_one_request(live_server: Callable[..., Any]) -> None:
     letters = Letters()
     local = Reward({"letters": letters["letters"], "length": letters["length"]})
