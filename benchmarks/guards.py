@@ -106,7 +106,7 @@ def shape(shaping: RewardShaping, samples: Samples) -> Scores:
     shaping._module = SimpleNamespace(
         reward=reward, complete_as_reference=lambda asked: [SOUND.texts[int(i)] for i in asked]
     )
-    return shaping._shape(samples, reward(samples), lengths, False)
+    return shaping._shape(samples, reward(samples), lengths)
 
 
 def shaped_verdicts(build: Callable[[], RewardShaping]) -> dict[str, str]:

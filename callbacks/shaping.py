@@ -107,7 +107,6 @@ class RewardShapingMixin(ReadingMixin):
         self.ranges = None if ranges is None else RangeMultipliers(ranges, range_rate)
         self._module: ShapedModule | None = None
         self._metrics: dict[str, float] = {}
-        self._mean_lengths: dict[tuple[Any, ...], float] = {}  # of the last step, by prompt
 
     def state_dict(self) -> dict[str, Any]:
         """Return the multipliers."""
@@ -131,7 +130,7 @@ class RewardShapingMixin(ReadingMixin):
                 trainer,
                 f"RewardShaping can't shape the rewards of {type(pl_module).__name__}. Define "
                 "self.reward, a Reward, and self.shape_rewards = None. If it is not None, "
-                "compute advantages from self.shape_rewards(samples, scored, lengths, baseline).",
+                "compute advantages from self.shape_rewards(samples, scored, lengths).",
             )
         if pl_module.shape_rewards is not None:
             self.refuse(
@@ -155,8 +154,6 @@ class RewardShapingMixin(ReadingMixin):
     ) -> None:
         """Log the metrics of the step, and adapt the multipliers."""
         metrics, self._metrics = self._metrics, {}
-        if not metrics:  # with overlapped rewards the first step has no rewards
-            return
         if self.ranges is not None:
             metrics |= {f"multiplier/{n}": value for n, value in self.ranges.multipliers.items()}
             self.ranges.end_step()
@@ -188,7 +185,6 @@ class RewardShapingMixin(ReadingMixin):
         samples: Samples,
         scored: RewardBatch,
         lengths: Tensor,
-        baseline: bool,
     ) -> Scores:
         module: Any = self._module
         metrics: dict[str, float] = {}
@@ -211,30 +207,26 @@ class RewardShapingMixin(ReadingMixin):
             rewards = clipped
             metrics |= {"clipped": valid_mean(changed), "after_clip": valid_mean(rewards)}
         if self.length_alpha is not None:
-            factor = fail_together(partial(self._length_factor, samples, rewards, tokens, baseline))
+            factor = fail_together(partial(self._length_factor, samples, rewards, tokens))
             rewards = rewards * factor
             metrics["length_factor"] = valid_mean(np.where(np.isnan(rewards), np.nan, factor))
             metrics["after_length_factor"] = valid_mean(rewards)
         if self.ranges is not None:
             values = self.ranges.values(samples, scored)
-            if not baseline:
-                means = self.ranges.observe(rewards, values)
-                metrics |= {f"range/{name}": mean for name, mean in means.items()}
+            means = self.ranges.observe(rewards, values)
+            metrics |= {f"range/{name}": mean for name, mean in means.items()}
             rewards = self.ranges.constrained(rewards, values)
             metrics["after_ranges"] = valid_mean(rewards)
         if self.overlong is not None:
             term = self.overlong.term(tokens)
             rewards = rewards + term
             metrics |= {"length": valid_mean(term), "after_length": valid_mean(rewards)}
-        if not baseline:
-            self._metrics = {**metrics, "fail_rate": float(np.isnan(rewards).mean())}
-            _check_any(rewards)
+        self._metrics = {**metrics, "fail_rate": float(np.isnan(rewards).mean())}
+        _check_any(rewards)
         return rewards
 
-    def _length_factor(
-        self, samples: Samples, rewards: Scores, tokens: Scores, baseline: bool
-    ) -> Scores:
-        """Return the factor of each length, by the mean of the completions to learn from."""
+    def _length_factor(self, samples: Samples, rewards: Scores, tokens: Scores) -> Scores:
+        """Return the factor of each length, by the mean of the prompt's completions."""
         assert self.length_alpha is not None
         if (rewards < 0).any():
             i = int((rewards < 0).argmax())
@@ -245,11 +237,8 @@ class RewardShapingMixin(ReadingMixin):
             )
         columns = [column for name, column in samples.columns().items() if name != "texts"]
         prompts = list(zip(*columns, strict=True)) if columns else [()] * len(samples)
-        if not baseline:
-            valid = np.where(np.isnan(rewards), np.nan, tokens)
-            means = valid_group_means(valid, cluster_numbers(prompts))
-            self._mean_lengths = dict(zip(prompts, means.tolist(), strict=True))
-        means = np.array([self._mean_lengths.get(prompt, np.nan) for prompt in prompts])
+        valid = np.where(np.isnan(rewards), np.nan, tokens)
+        means = valid_group_means(valid, cluster_numbers(prompts))
         return length_factor(tokens, means, self.length_alpha)
 
 

@@ -15,7 +15,7 @@ from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
-ShapeRewards = Callable[[Samples, RewardBatch, Tensor, bool], Scores]
+ShapeRewards = Callable[[Samples, RewardBatch, Tensor], Scores]
 
 
 @runtime_checkable
@@ -23,10 +23,8 @@ class ShapedModule(Protocol):
     """A LightningModule whose rewards can be shaped.
 
     `shape_rewards` is None, or a function that `RewardShaping` sets. The module then computes
-    advantages from `shape_rewards(samples, scored, lengths, baseline)`, float64, shape (n,), NaN if
-    a sample failed. `lengths` are in tokens, shape (n,). `baseline` is False for the samples to
-    learn from, in one call per step, and True for samples that only serve as a baseline, such as
-    greedy completions: these are neither logged nor counted in the running statistics.
+    advantages from `shape_rewards(samples, scored, lengths)`, float64, shape (n,), NaN if a sample
+    failed, in one call per step. `lengths` are in tokens, shape (n,).
     """
 
     reward: Reward

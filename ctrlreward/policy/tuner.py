@@ -142,7 +142,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         self.objective = objective
         self.beta = objective.beta
         self.last_rollout: tuple[Samples, RewardBatch] | None = None
-        self.shape_rewards: Callable[[Samples, RewardBatch, Tensor, bool], Scores] | None = None
+        self.shape_rewards: Callable[[Samples, RewardBatch, Tensor], Scores] | None = None
         self._ignored: set[str] = set()
         self._without_signal = 0  # steps in a row
 
@@ -294,7 +294,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             return decoupled_rewards(torch.from_numpy(table), each, groups)
         total = scored.total
         if self.shape_rewards is not None:
-            total = self.shape_rewards(samples, scored, rollout.mask.sum(dim=1), False)
+            total = self.shape_rewards(samples, scored, rollout.mask.sum(dim=1))
         return torch.from_numpy(total).double()
 
     def _advantages(self, rewards: Tensor) -> Tensor:

@@ -61,16 +61,14 @@ class Watch(pl.Callback):
 
     def __init__(self) -> None:
         self.calls: list[list[tuple]] = []
-        self.baselines: list[bool] = []
         self.logged: list[dict[str, float]] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         shape = pl_module.shape_rewards
 
-        def shaped(samples, scored, lengths, baseline):
-            rewards = shape(samples, scored, lengths, baseline)
+        def shaped(samples, scored, lengths):
+            rewards = shape(samples, scored, lengths)
             self.calls[-1].append((samples, scored, lengths.numpy(), rewards))
-            self.baselines.append(baseline)
             return rewards
 
         pl_module.shape_rewards = shaped
@@ -237,7 +235,7 @@ def test_a_module_that_cannot_be_shaped_is_an_error(counter, tuner, fit) -> None
     with pytest.raises(MisconfigurationException, match=r"self\.reward"):
         fit(counter(), RewardShaping(clip=(0.0, 1.0)), 1)
     module = tuner()
-    module.shape_rewards = other = lambda samples, scored, lengths, baseline: scored.total
+    module.shape_rewards = other = lambda samples, scored, lengths: scored.total
     with pytest.raises(MisconfigurationException, match="PolicyTuner"):
         fit(module, RewardShaping(clip=(0.0, 1.0)), 1)
     assert module.shape_rewards is other

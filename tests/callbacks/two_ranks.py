@@ -147,7 +147,7 @@ class Shaped(Tuned):
         totals = ([0.0, 1.0, 2.0 + batch_idx], [np.nan, 50.0 + batch_idx])[self.global_rank]
         scored = RewardBatch(np.array(totals), {"v": np.array(totals)}, np.isnan(totals), 0.0)
         assert self.shape_rewards is not None
-        self.shape_rewards(Samples(["x"] * len(totals)), scored, torch.ones(len(totals)), False)
+        self.shape_rewards(Samples(["x"] * len(totals)), scored, torch.ones(len(totals)))
         self.log("policy/kl", 0.25 + 0.5 * self.global_rank)
         return super().training_step(batch, batch_idx)
 
