@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from os import PathLike
 from typing import Any
 
@@ -17,7 +16,6 @@ from ctrlreward.policy.model import LoRA, checkpoint_gradients, load_policy, ref
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw
 from ctrlreward.policy.prompts import Prompt, end_of_turn, model_texts
 from ctrlreward.policy.rollouts import Generation, Rollout, add_end_tokens, sample
-from ctrlreward.progress import track_part
 from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.weights.loading import check_vocabulary, load_tokenizer
 
@@ -120,13 +118,9 @@ class AdaptedModuleMixin(LightningModule):
         prompts = [prompts] if isinstance(prompts, str) else prompts
         temperature = self.generation.eval_temperature
         completions: list[str] = []
-        several = len(prompts) > PROMPTS_PER_BATCH
-        with track_part("generating", len(prompts)) if several else nullcontext() as advance:
-            for start in range(0, len(prompts), PROMPTS_PER_BATCH):
-                batch = prompts[start : start + PROMPTS_PER_BATCH]
-                completions += self._sample(batch, temperature).completions
-                if advance:
-                    advance(len(batch))
+        for start in range(0, len(prompts), PROMPTS_PER_BATCH):
+            batch = prompts[start : start + PROMPTS_PER_BATCH]
+            completions += self._sample(batch, temperature).completions
         return completions
 
     def complete_as_reference(self, prompts: str | Sequence[str]) -> list[str]:
