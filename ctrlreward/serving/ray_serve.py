@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-import torch
-
+from ctrlreward.arguments import not_negative, positive
 from ctrlreward.extras import import_extra
-from ctrlreward.ray_cluster import RayServeOptions, connect_ray
-from ctrlreward.serving.server_connection import url_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -28,12 +29,55 @@ _MARGIN = 15.0  # seconds to end a replica, after its grace
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}  # no line per request
 _ERROR = re.compile(r"^\S*Error: .*", re.MULTILINE)
 _NOT_LOADED = re.compile(r"not ready: failed: (.*)")
+_OBJECT_STORE = 256 * 2**20  # bytes of a Ray that we start: requests are small
+
+
+@dataclass(frozen=True)
+class RayServeOptions:
+    """Cluster, resources and load of the replicas under Ray Serve.
+
+    Args:
+        address: `HOST:PORT` of a cluster's head, or "auto" for the cluster of this machine; null
+            starts a Ray on this machine, which ends with the command.
+        num_cpus: CPU cores of a replica; its scorers use as many threads, at least one.
+        num_gpus: GPUs of a replica, the only visible ones; 0.5 puts two replicas on one. With any,
+            the scorers are on "cuda" unless `--device` is set.
+        max_replicas: Most replicas; Ray starts further ones while each has more than
+            `target_ongoing_requests` pending, and ends them when load falls. Null keeps
+            their number at `--replicas`.
+        target_ongoing_requests: Average requests per replica if their number follows the load.
+        max_ongoing_requests: Most pending requests of a replica, from which it makes its batches:
+            as many as one batch has texts, or more.
+        max_queued_requests: Most requests that wait for a replica; above it the reply is 503. -1
+            for no limit.
+    """
+
+    address: str | None = None
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    max_replicas: int | None = None
+    target_ongoing_requests: float = 64.0
+    max_ongoing_requests: int = 512
+    max_queued_requests: int = 16_384
+
+    def __post_init__(self) -> None:
+        for name in ("num_cpus", "num_gpus"):
+            not_negative(f"ray.{name}", getattr(self, name))
+        if not (self.num_cpus or self.num_gpus):
+            raise ValueError("ray.num_cpus and num_gpus are both 0, must have CPUs, GPUs or both")
+        for name in ("target_ongoing_requests", "max_ongoing_requests"):
+            positive(f"ray.{name}", getattr(self, name))
+        queued, must = self.max_queued_requests, "must be positive, or -1 for no limit"
+        if queued < 1 and queued != -1:
+            raise ValueError(f"ray.max_queued_requests {must}, got {queued}")
 
 
 class RewardReplica:
     """Replica of a served reward for Ray Serve, started when its models are loaded."""
 
     def __init__(self, build: Callable[[], FastAPI], threads: int) -> None:
+        import torch  # takes seconds, and the options need none
+
         # Ray sets OMP_NUM_THREADS by num_cpus, unless the machine's environment sets it.
         torch.set_num_threads(threads)
         self._build = build
@@ -55,6 +99,31 @@ class RewardReplica:
         self._reward_app.state.batcher.check_ready()
 
 
+def connect_ray(address: str | None, **options: Any) -> bool:
+    """Join a cluster or start Ray on this machine; return False if Ray is connected already.
+
+    A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
+    statistics; `ray.init` takes the options in addition to ours.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not address:
+        # Read when Ray is imported: its processes listen on the loopback address, not on all.
+        # `_node_ip_address` does not work, since Ray resolves 127.0.0.1 to another address.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+    ray = import_extra("ray", "--engine ray")
+    place = urlsplit(f"//{(address or '').removeprefix('ray://')}")
+    if place.port:  # Ray itself repeats for minutes
+        try:
+            socket.create_connection((place.hostname, place.port), timeout=10).close()
+        except OSError as error:
+            raise ConnectionError(f"no Ray cluster answers at {address}: {error}") from None
+    if ray.is_initialized():
+        return False
+    ray.init(address or "local", logging_level=logging.ERROR, **options)
+    return True
+
+
 def serve_on_ray(
     build: Callable[[], FastAPI],
     host: str,
@@ -72,7 +141,7 @@ def serve_on_ray(
     if not port:
         raise ValueError("port must be a free port on the cluster's head, got 0")
     with ExitStack() as stack:
-        connected = connect_ray(options.address, {}, log_to_driver=False)
+        connected = connect_ray(options.address, log_to_driver=False)
         ray = import_extra("ray", "--engine ray")
         if connected:  # a Ray that was started here is shut down
             stack.callback(ray.shutdown)
@@ -106,6 +175,8 @@ def serve_on_ray(
 
 def _report_until(stop: threading.Event, client: Any, num_gpus: float) -> bool:
     """Print the address and events of replicas; return False if they can't serve."""
+    from ctrlreward.serving.server_connection import url_of
+
     gpus = f", {num_gpus:g} GPU" if num_gpus else ""
     announced = False
     former: dict[str, str] = {}

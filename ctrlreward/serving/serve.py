@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ctrlreward.command_line.config_files import read_reward
 from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.extras import import_extra
-from ctrlreward.ray_cluster import RayServeOptions
+from ctrlreward.serving.ray_serve import RayServeOptions, serve_on_ray
 from ctrlreward.tables.parsing import read_bytes
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ def serve(
         ray: Cluster, resources of a replica, and its number of requests.
     """
     from ctrlreward.serving.application import served_app
-    from ctrlreward.serving.ray_serve import serve_on_ray
 
     if replicas < 1 or (engine == "process" and replicas > 1):
         raise ValueError(f"replicas must be 1, or more with --engine ray, got {replicas}")

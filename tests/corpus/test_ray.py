@@ -25,8 +25,7 @@ from warm_python import WarmProcess
 
 from ctrlreward import RemoteReward, Samples
 from ctrlreward.corpus.ray_data import BatchScorer, score_dataset
-from ctrlreward.ray_cluster import RayServeOptions
-from ctrlreward.serving.ray_serve import _check_resources
+from ctrlreward.serving.ray_serve import RayServeOptions, _check_resources
 from ctrlreward.tables.table_columns import Columns
 
 # Ray reads them when it is imported. The second one makes all of its processes listen on the
