@@ -25,7 +25,13 @@ from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
 from ctrlreward.progress import track
 from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_sum
-from ctrlreward.runs.folder import StoredRun, StoredStep, completions_per_prompt, read_stored_run
+from ctrlreward.runs.folder import (
+    PREFIX,
+    StoredRun,
+    StoredStep,
+    completions_per_prompt,
+    read_stored_run,
+)
 from ctrlreward.runs.select import Selection, add_rule_options, decide, run_rules, summary, to_json
 from ctrlreward.runs.stored_texts import (
     READ_TEXTS,
@@ -104,12 +110,10 @@ def run(arguments: list[str]) -> None:
     with user_errors(resumes=lambda: True):
         path = Path(options.reward)
         block = read_reward(path)
-        stored, names = without_prefix(read_stored_run(options.run))
-        for option in ("maximise", "minimise", "subject_to", "guard", "pareto"):
-            options[option] = _renamed(options[option], names)
+        stored = read_stored_run(options.run)
         folder = Path(options.output or stored.folder / "rescored" / path.stem)
         reward = reward_of(block, options.device)
-        new, ranges = new_scores(stored, reward, options.names)
+        new, ranges = new_scores(stored, reward)
         # An error before anything is scored, with placeholders for the new scores.
         first = {**stored.steps[0].metrics, **dict.fromkeys(new, math.nan)}
         steps = [replace(stored.steps[0], metrics=first), *stored.steps[1:]]
@@ -117,7 +121,7 @@ def run(arguments: list[str]) -> None:
         planned = replace(stored, steps=steps, modes=modes, ranges=ranges)
         rules = [run_rules(planned, each) for each in selections(options, stored, new)]
         try:
-            done = rescore(stored, reward, folder, {"reward": block}, options.names)
+            done = rescore(stored, reward, folder, {"reward": block})
         finally:
             reward.release()
         decisions = [decision(done, each) for each in rules]
@@ -134,66 +138,26 @@ def _parser() -> CommandParser:
     parser.add_argument("run", metavar="RUN", type=str, help="folder of the run")
     parser.add_argument("reward", metavar="REWARD", type=str, help=help_)
     add_rule_options(parser, several=True)
-    help_ = "names of the GenerationScorers whose texts are scored. Default: all"
-    parser.add("--names", help_, nargs="+", type=str, default=[])
     parser.add("--device", "device of all scorers, such as cuda:1")
     parser.add("--output", "folder of the new scores. Default: RUN/rescored/<name of REWARD>")
     parser.add("--json", "print all as JSON", action="store_true")
     return parser
 
 
-def without_prefix(run: StoredRun) -> tuple[StoredRun, dict[str, str]]:
-    """Return a run whose keys lack the prefix of evaluations, and old key → new key.
-
-    Trainers of transformers log `eval_score/sim`, which is `score/sim`; `eval_loss` remains where
-    there is a `loss`.
-    """
-    names = {
-        key: plain
-        for key in run.keys
-        for prefix in ("eval_", "eval/")
-        if key.startswith(prefix) and (plain := key.removeprefix(prefix)) not in run.keys
-        if not any(key.startswith(f"{name}/") for name in run.texts)
-    }
-
-    def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {names.get(key, key): value for key, value in values.items()}
-
-    steps = [
-        replace(each, metrics=renamed(each.metrics), evidence=renamed(each.evidence))
-        for each in run.steps
-    ]
-    modes, ranges = renamed(run.modes), renamed(run.ranges)
-    return replace(run, steps=steps, modes=modes, ranges=ranges), names
-
-
-def _renamed(option: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(option, list):
-        return [_renamed(each, names) for each in option]
-    for old in sorted(names, key=len, reverse=True):
-        option = option and option.replace(old, names[old])
-    return option
-
-
 def rescore(
-    run: StoredRun,
-    reward: AnyReward,
-    folder: Path,
-    settings: Mapping[str, Any],
-    names: Sequence[str] = (),
+    run: StoredRun, reward: AnyReward, folder: Path, settings: Mapping[str, Any]
 ) -> Rescored:
     """Score the texts of all validations of a run that are not yet scored.
 
     The scores have the names that a `GenerationScorer` logs, `<name>/<component>`, and
     `<name>/total` for a reward of several. A resumed command, which must share the `settings`,
-    continues `rescored.jsonl`. In the end the folder is itself a run. `names` are the
-    `GenerationScorer`s whose texts are scored; empty for all.
+    continues `rescored.jsonl`. In the end the folder is itself a run.
 
     Raises:
-        ValueError: The run has no texts, a name is unknown, the texts lack a column that the reward
-            needs, or the folder has scores of another reward.
+        ValueError: The run has no texts, these lack a column that the reward needs, or the folder
+            has scores of another reward.
     """
-    found = list(stored_texts(run, names))
+    found = list(stored_texts(run))
     for texts in found:
         check_stored(reward, texts)
     identity = {**settings, "fingerprint": reward_id(reward)}
@@ -205,7 +169,7 @@ def rescore(
             progress.add(texts, scored(reward, texts, folder, progress))
             advance(len(texts.samples))
     records = [(texts, {**(progress.find(texts, "metrics") or {})}) for texts in found]
-    for name in names_of(run, names):
+    for name in names_of(run):
         prompts = {texts.step: texts.prompts for texts in found if texts.name == name}
         shared = shared_prompts(prompts)
         if len(shared) < len(prompts):
@@ -216,18 +180,18 @@ def rescore(
     steps = [_with_scores(each, records, folder) for each in run.steps]
     rows = [{"step": each.step, **_finite(each.metrics)} for each in steps]
     JsonLog(folder / "metrics.jsonl").replace(rows)
-    modes, ranges = new_scores(run, reward, names)
+    modes, ranges = new_scores(run, reward)
     after = replace(run, steps=steps, modes={**run.modes, **modes}, ranges={**run.ranges, **ranges})
     return Rescored(run, after, modes, folder)
 
 
 def new_scores(
-    run: StoredRun, reward: AnyReward, names: Sequence[str] = ()
+    run: StoredRun, reward: AnyReward
 ) -> tuple[dict[str, Mode], dict[str, Sequence[float | None]]]:
     """Return the better direction, and the range, of each score that `rescore` computes, by key."""
     modes: dict[str, Mode] = {}
     ranges: dict[str, Sequence[float | None]] = {}
-    for name in names_of(run, names):
+    for name in names_of(run):
         scorer = HeldOutScorer(reward.components, Samples([""]), name=name)
         for key, spec in scorer.specs.items():
             modes[key], ranges[key] = spec.mode, spec.bounds
@@ -236,10 +200,11 @@ def new_scores(
     return modes, ranges
 
 
-def names_of(run: StoredRun, names: Sequence[str]) -> list[str]:
-    """Return the names of the `GenerationScorer`s whose texts are stored, or the given ones.
+def names_of(run: StoredRun) -> list[str]:
+    """Return the names of the `GenerationScorer`s whose texts are stored.
 
-    A `GenerationScorer` logs a fail rate; the texts of `RolloutSamples` are not held-out.
+    A `GenerationScorer` logs a fail rate, in transformers with a prefix; the texts of
+    `RolloutSamples` are not held-out.
     """
     known = dict.fromkeys(name for each in run.steps for name in each.samples)
     if not known:
@@ -247,15 +212,17 @@ def names_of(run: StoredRun, names: Sequence[str]) -> list[str]:
             f"{run.folder} has no texts: a GenerationScorer writes them to samples/<name>/"
             f"step=….jsonl in the folder of the run; nor has it {READ_TEXTS}"
         )
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{run.folder} has no texts of {name!r}, only of {', '.join(known)}")
-    return list(names) or [n for n in known if f"{n}/{FAIL_RATE}" in run.keys] or list(known)
+    held_out = [
+        name
+        for name in known
+        if {f"{name}/{FAIL_RATE}", f"{PREFIX}{name}/{FAIL_RATE}"} & {*run.keys}
+    ]
+    return held_out or list(known)
 
 
-def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
+def stored_texts(run: StoredRun) -> Iterator[Stored]:
     """Yield the stored texts of all validations, in order."""
-    wanted = names_of(run, names)
+    wanted = names_of(run)
     for each in run.steps:
         for name, path in each.samples.items():
             if name in wanted:
