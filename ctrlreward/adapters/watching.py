@@ -11,9 +11,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from torch.nn import Module
@@ -26,21 +26,14 @@ from ctrlreward.files import JsonLog, without_nan
 from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.reward import AnyReward, RewardBatch
 from ctrlreward.samples import Samples, shortened
-from ctrlreward.selection.drift import (
-    LEVEL,
-    DriftAlarm,
-    DriftMonitor,
-    Floats,
-    Rollouts,
-)
+from ctrlreward.selection.drift import LEVEL, DriftAlarm, DriftMonitor, Floats, Rollouts
 from ctrlreward.text.chats import plain_text
 
 log = logging.getLogger(__name__)
 
 Watched = TypeVar("Watched")
 
-# Completions of a step where the trainer asks for the reward of one at a time.
-SINGLE_SAMPLES = 64
+SINGLE_SAMPLES = 64  # completions of a step where the trainer asks for one reward at a time
 FAILED = "failed"  # in results of our adapters for verl and OpenRLHF: 1 for a failed sample
 # What `inspect` reads of a function; without it, it takes an object for no coroutine function.
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
@@ -59,9 +52,9 @@ def watch(
 
     Logs each step under `watch/`: means and standard deviations of the reward and its components
     (`watch/component/<name>`), seconds, failures, and the statistics of `DriftMonitor`. They go to
-    `log_metric` where the trainer passes it (TRL), else to the active run of W&B or trackio, else
-    to `watch-<process>.jsonl` in the current folder. With several ranks, rank 0 writes and tests
-    its own completions. An error of the recording is logged once, and ends the watching.
+    `log_metric` where the trainer passes it (TRL), else to the active run of W&B, else to
+    `watch-<process>.jsonl` in the current folder. With several ranks, rank 0 writes and tests its
+    own completions. An error of the recording is logged once, and ends the watching.
 
     An alarm is a warning in the log of Python, and in `alarms` of the result: the reward has risen,
     and completions have drifted beyond a tolerance from the first ten steps in length or
@@ -106,7 +99,7 @@ def watch(
     names = [_name_of(function) for function in functions]
     recorder = _Recorder(
         names=[n if names.count(n) == 1 else f"{n}_{i + 1}" for i, n in enumerate(names)],
-        weights=[1.0] * len(functions) if weights is None else list(map(float, weights)),
+        weights=np.ones(len(functions)) if weights is None else np.array(weights, float),
         monitor=DriftMonitor(level=level, tolerances=tolerances),
         path=None if path is None else Path(path),
         samples_per_step=positive("samples_per_step", samples_per_step),
@@ -123,8 +116,7 @@ def _watched(reward: Any, index: int, recorder: _Recorder) -> Any:
         )
         return copied
     call = reward if inspect.isroutine(reward) else type(reward).__call__
-    inner = _unwrapped(reward)
-    coroutine = any(map(inspect.iscoroutinefunction, (reward, call, inner)))
+    coroutine = any(map(inspect.iscoroutinefunction, (reward, call, _unwrapped(reward))))
     return (_AsyncWatchedFunction if coroutine else _WatchedFunction)(reward, index, recorder)
 
 
@@ -173,10 +165,10 @@ class _WatchedFunction:
                 prompts, texts = _completions(given)
                 rewards, components = _values(result, len(texts))
                 components |= {name: _floats(values) for name, values in columns.items()}
-                state, metric = given.get("trainer_state"), given.get("log_metric")
+                state = given.get("trainer_state")
                 step = None if state is None else int(state.global_step) + 1
-                evaluated = _in_evaluation(metric)
-                return _Call(prompts, texts, rewards, components, seconds, step, metric, evaluated)
+                rollouts = Rollouts(prompts, texts, rewards, components)
+                return _Call(rollouts, seconds, step, given.get("log_metric"))
 
             self._recorder.record(self._index, call)
 
@@ -207,24 +199,25 @@ class _WatchedScore:
         def call() -> _Call:
             texts = samples.completions
             prompts = _keys(samples.groups or samples.prompts or samples.prefixes, len(texts))
-            return _Call(prompts, texts, *_values(batch, len(texts)), batch.seconds)
+            return _Call(Rollouts(prompts, texts, *_values(batch, len(texts))), batch.seconds)
 
         self.recorder.record(self.index, call)
         return batch
 
 
-@dataclass
-class _Call:
-    """Completions of a call with their rewards."""
+class _Call(NamedTuple):
+    """A call of a reward function; `log_metric` is TRL's."""
 
-    prompts: list[Any]
-    texts: list[str]
-    rewards: Floats
-    components: dict[str, Floats]
+    rollouts: Rollouts
     seconds: float
     step: int | None = None
     log_metric: Callable[[str, float], None] | None = None
-    evaluated: bool = False  # in an evaluation of the trainer, not in training
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether TRL evaluates, by the mode of its model: it passes the arguments of training."""
+        trainer = getattr(self.log_metric, "__self__", None)
+        return getattr(getattr(trainer, "model", None), "training", True) is False
 
 
 @dataclass
@@ -232,7 +225,7 @@ class _Recorder:
     """The log and the alarms that the functions of a list share."""
 
     names: list[str]
-    weights: list[float]
+    weights: Floats
     monitor: DriftMonitor
     path: Path | None
     samples_per_step: int | None
@@ -255,24 +248,21 @@ class _Recorder:
                 self._add(index, call)
         except Exception as error:  # training is worth more than its log
             self.failed = True
-            log.warning(
-                "watch stops: %s: %s. The reward itself is not affected.",
-                type(error).__name__,
-                error,
-            )
+            reason = f"{type(error).__name__}: {error}"
+            log.warning("watch stops: %s. The reward itself is not affected.", reason)
 
     def _add(self, index: int, call: _Call) -> None:
         first = next(iter(self.parts.values()), call)
-        if index in self.parts or first.texts != call.texts:  # a function was not called
+        if index in self.parts or first.rollouts.texts != call.rollouts.texts:  # one was not called
             self.parts.clear()
         self.parts[index] = call
         if len(self.parts) < len(self.names):
             return
         self.calls.append(self._joined())
         self.parts.clear()
-        single = len(self.calls[0].texts) == 1
+        single = len(call.rollouts.texts) == 1
         needed = self.samples_per_step or (SINGLE_SAMPLES if single else 1)
-        if sum(len(each.texts) for each in self.calls) >= needed:
+        if sum(len(each.rollouts.texts) for each in self.calls) >= needed:
             calls, self.calls = self.calls, []
             self._end_step(_concatenated(calls))
 
@@ -281,87 +271,61 @@ class _Recorder:
         parts = [self.parts[i] for i in range(len(self.names))]
         if len(parts) == 1:
             return parts[0]
-        columns = np.array([part.rewards for part in parts])
-        summed = np.nansum(columns * np.array(self.weights)[:, None], axis=0)
-        return replace(
-            parts[-1],
-            rewards=np.where(np.isnan(columns).all(axis=0), np.nan, summed),
-            components=dict(zip(self.names, columns, strict=True)),
-            seconds=sum(part.seconds for part in parts),
-        )
+        columns = np.array([part.rollouts.rewards for part in parts])
+        sums = np.nansum(columns * self.weights[:, None], axis=0)
+        rewards = np.where(np.isnan(columns).all(axis=0), np.nan, sums)
+        components = dict(zip(self.names, columns, strict=True))
+        rollouts = parts[-1].rollouts._replace(rewards=rewards, components=components)
+        return parts[-1]._replace(rollouts=rollouts, seconds=sum(part.seconds for part in parts))
 
     def _end_step(self, call: _Call) -> None:
-        logged = {"seconds": call.seconds, "fail_rate": float(np.isnan(call.rewards).mean())}
+        rewards, components = call.rollouts.rewards, call.rollouts.components
+        values = {"seconds": call.seconds, "fail_rate": float(np.isnan(rewards).mean())}
         # A component may have the name of a statistic, such as length.
-        parts = {f"component/{name}": values for name, values in call.components.items()}
-        for name, values in {"reward": call.rewards, **parts}.items():
-            valid = values[np.isfinite(values)]
-            logged[name] = float(valid.mean()) if len(valid) else math.nan
-            logged[f"{name}_std"] = float(valid.std()) if len(valid) else math.nan
+        columns = {f"component/{name}": column for name, column in components.items()}
+        for name, column in {"reward": rewards, **columns}.items():
+            valid = column[np.isfinite(column)]
+            values[name] = float(valid.mean()) if len(valid) else math.nan
+            values[f"{name}_std"] = float(valid.std()) if len(valid) else math.nan
         alarms: list[DriftAlarm] = []
         if not call.evaluated:
             if self.path is not None and self.steps == 0:  # perhaps a log that is continued
                 rows = JsonLog(self.path).read()
                 self.steps = int(rows[-1].get("step", 0)) if rows else 0
             self.steps = self.steps + 1 if call.step is None else call.step
-            statistics, alarms = self.monitor.update(
-                Rollouts(self.steps, call.prompts, call.texts, call.rewards, call.components)
-            )
-            logged |= {**statistics, "alarms": float(len(self.monitor.alarms))}
-        self._write(call, {f"watch/{name}": value for name, value in logged.items()}, alarms)
+            statistics, alarms = self.monitor.update(self.steps, call.rollouts)
+            values |= {**statistics, "alarms": float(len(self.monitor.alarms))}
+        metrics = {f"watch/{name}": value for name, value in values.items()}
+        if call.log_metric is not None:  # TRL averages over ranks
+            for name, value in metrics.items():
+                if math.isfinite(value):
+                    call.log_metric(name, value)
+        if not (rank_and_ranks()[0] or call.evaluated):
+            self._write(metrics, alarms, is_logged=call.log_metric is not None)
 
-    def _write(self, call: _Call, metrics: dict[str, float], alarms: list[DriftAlarm]) -> None:
-        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        if call.log_metric is not None:
-            for name, value in finite.items():  # TRL averages over ranks
-                call.log_metric(name, value)
-        if rank_and_ranks()[0] or call.evaluated:
-            return
+    def _write(self, metrics: dict[str, float], alarms: list[DriftAlarm], is_logged: bool) -> None:
         for alarm in alarms:
             log.warning("watch: %s", alarm)
-        tracked = call.log_metric is not None or _track(metrics, finite)
-        if self.path is None and not tracked:
+        run = getattr(sys.modules.get("wandb"), "run", None)
+        if run is not None and not is_logged:
+            run.log(metrics, commit=False)  # with the next row: its own would advance the step
+        elif self.path is None and not is_logged:
             self.path = Path(f"watch-{os.getpid()}.jsonl")
         if self.path is not None:
-            found = {"watch/alarm": [alarm._asdict() for alarm in alarms]} if alarms else {}
-            JsonLog(self.path).append(without_nan({"step": self.steps, **metrics, **found}))
-
-
-def _track(metrics: dict[str, float], finite: dict[str, float]) -> bool:
-    """Log to the active run of W&B or trackio; return whether there is one."""
-    run = getattr(sys.modules.get("wandb"), "run", None)
-    if run is not None:
-        run.log(metrics, commit=False)  # with the next row: one of its own would advance the step
-    trackio: Any = sys.modules.get("trackio")
-    context = getattr(trackio, "context_vars", None)
-    if context is None or context.current_run.get() is None:
-        return run is not None
-    trackio.log(finite)
-    return True
-
-
-def _in_evaluation(log_metric: object) -> bool:
-    """Return whether a function is called in TRL's evaluation, by the mode of the trainer's model.
-
-    TRL passes the same arguments as in training, and itself decides by the mode.
-    """
-    model = getattr(getattr(log_metric, "__self__", None), "model", None)
-    return getattr(model, "training", True) is False
+            told = {"watch/alarm": [alarm._asdict() for alarm in alarms]} if alarms else {}
+            JsonLog(self.path).append(without_nan({"step": self.steps, **metrics, **told}))
 
 
 def _concatenated(calls: Sequence[_Call]) -> _Call:
-    if len(calls) == 1:
-        return calls[0]
-    last = calls[-1]
-    names = [name for name in last.components if all(name in each.components for each in calls)]
-    return replace(
-        last,
-        prompts=[prompt for each in calls for prompt in each.prompts],
-        texts=[text for each in calls for text in each.texts],
-        rewards=np.concatenate([each.rewards for each in calls]),
-        components={name: np.concatenate([e.components[name] for e in calls]) for name in names},
-        seconds=sum(each.seconds for each in calls),
+    parts = [call.rollouts for call in calls]
+    names = [n for n in parts[-1].components if all(n in part.components for part in parts)]
+    rollouts = Rollouts(
+        [prompt for part in parts for prompt in part.prompts],
+        [text for part in parts for text in part.texts],
+        np.concatenate([part.rewards for part in parts]),
+        {name: np.concatenate([part.components[name] for part in parts]) for name in names},
     )
+    return calls[-1]._replace(rollouts=rollouts, seconds=sum(call.seconds for call in calls))
 
 
 # Arguments and results of reward functions

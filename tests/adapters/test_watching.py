@@ -9,9 +9,7 @@ import json
 import logging
 import math
 import pickle
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -153,34 +151,18 @@ def test_without_a_log_there_is_a_file(tmp_path, monkeypatch) -> None:
     assert rows_of(path)[0]["watch/reward"] == -1.0
 
 
-@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
-def test_the_active_run_of_a_tracker(tmp_path, monkeypatch, tracker: str) -> None:
-    """W&B gets the values with the trainer's next row, trackio the finite ones; no file."""
-    monkeypatch.chdir(tmp_path)
-    logged: list[dict[str, Any]] = []
-    run = SimpleNamespace(log=lambda values, commit: logged.append({**values, "commit": commit}))
-    context = SimpleNamespace(current_run=SimpleNamespace(get=lambda: "run"))
-    trackio = SimpleNamespace(context_vars=context, log=logged.append)
-    modules = {"wandb": SimpleNamespace(run=run), "trackio": trackio}
-    monkeypatch.setitem(sys.modules, tracker, modules[tracker])
-    watch(functions.brevity)(completions=["aa", "b"])
-    (values,) = logged
-    assert values["watch/reward"] == -1.5
-    assert values.get("commit") is (False if tracker == "wandb" else None)
-    assert ("watch/repetition" in values) is (tracker == "wandb")  # undefined
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_the_steps_of_the_user_in_the_active_run(tmp_path, monkeypatch, ahead: int) -> None:
     """No row of the user is lost, and each has the values of its step."""
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
     watched = watch(functions.brevity)
     with wandb.init(dir=tmp_path, mode="offline") as run:
         for step in range(4):
             run.log({"user/n": step}, step=step + ahead)
             watched(completions=["a" * step] * 2)
     (read,) = read_runs(tmp_path)
+    assert not list(tmp_path.glob("watch-*"))
     assert [row["user/n"] for row in read.rows if "user/n" in row] == [0, 1, 2, 3]
     assert [row["watch/reward"] for row in read.rows] == [0.0, -1.0, -2.0, -3.0]
 

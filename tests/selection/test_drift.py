@@ -7,22 +7,29 @@ import math
 import numpy as np
 import pytest
 
+from ctrlreward.selection import drift
 from ctrlreward.selection.drift import DriftMonitor, Rollouts
+
+
+@pytest.fixture
+def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one step."""
+    monkeypatch.setattr(drift, "STEPS", 1)
 
 
 def run_alarms(
     rng: np.random.Generator, factor: float, rise: float, level: float, fresh: bool
 ) -> set[str]:
-    """Return the alarms of a run whose completions become `factor` times as long after step 5."""
+    """Return the alarms of a run whose completions become `factor` times as long after step 10."""
     tolerances = {"repetition": math.inf}  # all words are the same
-    monitor = DriftMonitor(reference_steps=5, level=level, tolerances=tolerances)
-    for step in range(20):
-        later = step >= 5
+    monitor = DriftMonitor(level, tolerances)
+    for step in range(40):
+        later = step >= 10
         prompts = [step * 10 + i // 2 if fresh else i // 2 for i in range(20)]
         lengths = rng.gamma(4, 3, size=20) * (factor if later else 1)
         texts = [" ".join(["w"] * max(1, round(n))) for n in lengths]
         rewards = rng.normal(rise * later, 1, size=20)
-        monitor.update(Rollouts(step, prompts, texts, rewards, {}))
+        monitor.update(step, Rollouts(prompts, texts, rewards, {}))
     return {alarm.statistic for alarm in monitor.alarms}
 
 
@@ -48,7 +55,7 @@ def test_no_alarm_without_a_rise_of_the_reward() -> None:
 def rollouts(step: int, texts: list[str], components: dict[str, list[float]]) -> Rollouts:
     """Return 40 groups of two completions, with a reward that rises."""
     columns = {name: np.array(values) for name, values in components.items()}
-    return Rollouts(step, [i // 2 for i in range(80)], texts, np.full(80, float(step)), columns)
+    return Rollouts([i // 2 for i in range(80)], texts, np.full(80, float(step)), columns)
 
 
 def repeated(step: int) -> tuple[list[str], dict[str, list[float]]]:
@@ -68,10 +75,11 @@ def carried(step: int) -> tuple[list[str], dict[str, list[float]]]:
         (carried, "component/x", 0.5, 3.5),
     ],
 )
+@pytest.mark.usefixtures("one_step")
 def test_each_statistic(build, statistic: str, reference: float, value: float) -> None:
-    monitor = DriftMonitor(reference_steps=1, tolerances={"length": math.inf})
+    monitor = DriftMonitor(tolerances={"length": math.inf})
     for step in range(3):
-        monitor.update(rollouts(step, *build(step)))
+        monitor.update(step, rollouts(step, *build(step)))
     (alarm,) = monitor.alarms
     assert alarm.statistic == statistic
     assert alarm.step == 1
@@ -79,15 +87,16 @@ def test_each_statistic(build, statistic: str, reference: float, value: float) -
     assert alarm.example in build(1)[0]
 
 
+@pytest.mark.usefixtures("one_step")
 def test_components_that_rise_together_or_for_another_raise_no_alarm() -> None:
     """Both rise, at different rates; and one rises by less than the tolerance."""
     for rises in ((3.0, 0.5), (0.2, 0.0)):
-        monitor = DriftMonitor(reference_steps=1)
+        monitor = DriftMonitor()
         for step in range(3):
             texts, given = carried(0)
             shifted = zip(given.items(), rises, strict=True)
             components = {name: [v + rise * step for v in vs] for (name, vs), rise in shifted}
-            monitor.update(rollouts(step, texts, components))
+            monitor.update(step, rollouts(step, texts, components))
         assert monitor.alarms == []
 
 
@@ -98,31 +107,32 @@ def test_a_component_at_the_tolerance_raises_few_false_alarms(fresh: bool) -> No
     shift = (4 / 3) ** 0.5  # d / √(1 + d² / 4) = 1, with means of groups of deviation 1
     false = 0
     for _ in range(runs):
-        monitor = DriftMonitor(reference_steps=5, level=level, tolerances={"length": math.inf})
-        for step in range(20):
+        monitor = DriftMonitor(level, {"length": math.inf})
+        for step in range(40):
             prompts = [step * 10 + i if fresh else i for i in range(10)]
             x, y = rng.normal(size=(2, 10))
-            x = x + shift * (step >= 5)
+            x = x + shift * (step >= 10)
             texts = ["w"] * 10
-            monitor.update(Rollouts(step, prompts, texts, x + y, {"x": x, "y": y}))
+            monitor.update(step, Rollouts(prompts, texts, x + y, {"x": x, "y": y}))
         false += bool(monitor.alarms)
     assert false <= level * runs
 
 
+@pytest.mark.usefixtures("one_step")
 def test_prompts_are_matched_where_they_recur() -> None:
     """Each prompt has its own length, and a block has them in another order."""
-    monitor = DriftMonitor(reference_steps=1, tolerances={"length": 1.05})
+    monitor = DriftMonitor(tolerances={"length": 1.05})
     order = np.arange(40)
     for step in range(4):
         texts = [" ".join(["w"] * (5 + 5 * int(i) + (i > 0 and step > 0))) for i in order]
         values = np.full(40, float(step))
-        monitor.update(Rollouts(step, order.tolist(), texts, values, {}))
+        monitor.update(step, Rollouts(order.tolist(), texts, values, {}))
         order = np.random.default_rng(step).permutation(40)
     # Every prompt but one is a word longer, 1.3 % on average: paired at random it would be noise.
     assert monitor.alarms == []
-    tested = DriftMonitor(reference_steps=1, tolerances={"length": 1.0})
+    tested = DriftMonitor(tolerances={"length": 1.0})
     for step in range(2):
         texts = [" ".join(["w"] * (5 + 5 * int(i) + step)) for i in order]
-        tested.update(Rollouts(step, order.tolist(), texts, np.full(40, float(step)), {}))
+        tested.update(step, Rollouts(order.tolist(), texts, np.full(40, float(step)), {}))
         order = order[::-1]
     assert [alarm.statistic for alarm in tested.alarms] == ["length"]
