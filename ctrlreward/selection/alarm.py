@@ -18,7 +18,6 @@ from ctrlreward.arguments import (
 )
 from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
 from ctrlreward.selection.metrics import (
-    Bounds,
     Evidence,
     ModeOf,
     State,
@@ -171,7 +170,7 @@ class AlarmRule:
         keys = [self.held_out] if isinstance(self.held_out, str) else self.held_out
         return dict.fromkeys(keys, self.held_out_mode)
 
-    def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> AlarmRule:
+    def directed(self, mode_of: ModeOf) -> AlarmRule:
         """Return the rule with the directions that the scorers of a run declare."""
         modes: dict[str, HeldOutMode] = {
             key: "drift" if mode == "drift" else mode_of(key, mode, "held_out_mode")

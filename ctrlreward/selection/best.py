@@ -148,7 +148,7 @@ class BestRule:
         """Keys that the rule reads, the monitored one first."""
         return [self.monitor, *self.constraints]
 
-    def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> BestRule:
+    def directed(self, mode_of: ModeOf) -> BestRule:
         """Return the rule with the direction that the scorers of a run declare."""
         return replace(self, mode=mode_of(self.monitor, self.mode, "mode"))
 

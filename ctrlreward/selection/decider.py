@@ -67,7 +67,7 @@ class Decider:
 
     def begin(self, rule: Any, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> None:
         """Take the settings of a run. A state that no validation has changed starts anew."""
-        self.rule = rule.directed(mode_of, ranges)
+        self.rule = rule.directed(mode_of)
         check_declared(rule.keys, ranges)
         if self.step < 0:
             self.state = self.before = self.rule.start()

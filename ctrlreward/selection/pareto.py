@@ -11,7 +11,6 @@ from ctrlreward.arguments import Mode, check_direction, sign_of
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.selection.best import KeepDecision
 from ctrlreward.selection.metrics import (
-    Bounds,
     Evidence,
     ModeOf,
     State,
@@ -85,7 +84,7 @@ class ParetoRule:
         """Keys that the rule reads."""
         return list(self.metrics)
 
-    def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> ParetoRule:
+    def directed(self, mode_of: ModeOf) -> ParetoRule:
         """Return the rule with the directions that the scorers of a run declare."""
         return ParetoRule(
             {key: mode_of(key, mode, f"metrics[{key!r}]") for key, mode in self.metrics.items()}

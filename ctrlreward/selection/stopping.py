@@ -11,7 +11,6 @@ from ctrlreward.arguments import Mode, check_direction, not_negative, sign_of
 from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
 from ctrlreward.items import counted
 from ctrlreward.selection.metrics import (
-    Bounds,
     Evidence,
     ModeOf,
     State,
@@ -143,7 +142,7 @@ class StopRule:
         """Keys that the rule reads."""
         return [self.monitor]
 
-    def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> StopRule:
+    def directed(self, mode_of: ModeOf) -> StopRule:
         """Return the rule with the direction that the scorers of a run declare."""
         return replace(self, mode=mode_of(self.monitor, self.mode, "mode"))
 

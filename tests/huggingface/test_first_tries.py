@@ -222,5 +222,5 @@ def test_trl_logs_a_reward_that_is_better_when_higher(make_trainer: Callable[...
     trainer = make_trainer(max_steps=1)
     rules = [RewardEarlyStopping("eval_reward"), ProxyGuard("reward", {"eval_loss": "min"})]
     for each in rules:
-        directed = each.rule.directed(partial(resolve_mode, trainer.state), {})
+        directed = each.rule.directed(partial(resolve_mode, trainer.state))
         assert "max" in (getattr(directed, "mode", ""), getattr(directed, "proxy_mode", ""))
