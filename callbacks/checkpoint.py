@@ -19,10 +19,9 @@ from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import BestRule
-from ctrlreward.selection.decider import KeepsBest
 
 
-class RewardCheckpointMixin(KeepsBest, MonitorMixin, SelectingCheckpointMixin):
+class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
     """Checkpoint callback that keeps the best held-out scores, and a `last.ckpt` per validation.
 
     Decides by `ctrlreward.selection.BestRule` at the end of each validation; under a distributed

@@ -137,7 +137,7 @@ class ProxyGuardMixin(DecidingMixin):
         """Define the curves in W&B; end a resumed run that an alarm stopped and still would."""
         keys = (f"{self.name}/alarm", f"{self.name}/p_value")
         define_curves(trainer, dict.fromkeys(keys), f"{self.name}/tested_step")
-        if trainer.ckpt_path and self.stop and self.decider.resume(trainer.global_step).alarm:
+        if trainer.ckpt_path and self.stop and self.decider.resume().alarm:
             trainer.should_stop = True
             rank_zero_info(f"this run has already stopped: alarm at step {self.alarm_step}")
 

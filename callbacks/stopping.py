@@ -124,7 +124,7 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
         """End a resumed run that had stopped, if its settings would still stop it."""
         if trainer.ckpt_path is None:
             self.decider.state = self.state.running()
-        elif self.decider.resume(trainer.global_step).stop:
+        elif self.decider.resume().stop:
             trainer.should_stop = True
             rank_zero_info(f"this run has already stopped: {self.state.stopping_reason}")
         self._set_lightning_attributes()

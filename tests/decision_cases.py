@@ -248,7 +248,7 @@ class HandDriven:
                 for name, state in self.states.items():
                     restored = type(state).from_dict(json.loads(json.dumps(state.to_dict())))
                     self.states[name] = restored
-                self.states["stop"], decision = self.rules["stop"].resume(self.states["stop"], step)
+                self.states["stop"], decision = self.rules["stop"].resume(self.states["stop"])
                 stops = decision.stop
             if stops:
                 break

@@ -31,7 +31,7 @@ from ctrlreward.lightning_package import package_of
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 from ctrlreward.selection.alarm import LEVEL, HeldOutMode, Reference
-from ctrlreward.selection.decider import Decider, Decides, KeepsBest, KeepsFront, with_assigned
+from ctrlreward.selection.decider import Decider, Decides, Keeps, KeepsFront, with_assigned
 from ctrlreward.selection.metrics import Bounds, NotLogged
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}: {error}") from None
 
-    def resume(self, step: int) -> bool:
+    def resume(self) -> bool:
         """Return whether a resumed run had stopped, and would stop with these settings."""
         return False
 
@@ -118,7 +118,7 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
                 path_of, seen = partial(self.path_of, args, state), self.rule.seen(self.state)
                 on_disk = on_rank_zero(lambda: [step for step in seen if path_of(step)])
                 self.decider.state = self.rule.available(self.state, on_disk)
-            self._had_stopped = self.resume(state.global_step)
+            self._had_stopped = self.resume()
             control.should_training_stop |= self._had_stopped
             if self._had_stopped:
                 self.say(state, "this run has already stopped, and stops again")
@@ -218,7 +218,7 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
             log.warning("%s at step %d: %s", type(self).__name__, state.global_step, reason)
 
 
-class RewardCheckpoint(KeepsBest, DecisionCallback):
+class RewardCheckpoint(Keeps, DecisionCallback):
     """Selects the checkpoint with the best held-out score (`ctrlreward.selection.BestRule`).
 
     Saves a checkpoint at each evaluation whose score is the best so far, next to checkpoints of the
@@ -438,9 +438,9 @@ class RewardEarlyStopping(DecisionCallback):
         rule = StopRule(monitor, mode, patience, min_delta, *limits, decline, level)
         super().__init__(monitor, rule)
 
-    def resume(self, step: int) -> bool:
+    def resume(self) -> bool:
         """Return whether the run had stopped, unless its new settings would not have stopped it."""
-        return bool(self.decider.resume(step).stop)
+        return bool(self.decider.resume().stop)
 
     def act(
         self, decision: Any, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
@@ -498,9 +498,9 @@ class ProxyGuard(DecisionCallback):
         self.name = name
         self._warned = False
 
-    def resume(self, step: int) -> bool:
+    def resume(self) -> bool:
         """Return whether an alarm had stopped the run, and would with these settings."""
-        return bool(self.decider.resume(step).alarm and self.stop)
+        return bool(self.decider.resume().alarm and self.stop)
 
     def act(
         self, decision: Any, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
@@ -520,7 +520,7 @@ class ProxyGuard(DecisionCallback):
         runs = tracked_runs(args) if state.is_world_process_zero else []
         for module, run in runs:
             add_to_run(module, run, self.name, as_shown(row), state.global_step)
-        if decision.alarm and not self.decider.before.alarm:
+        if decision.alarm and not self.state.before.alarm:
             self.say(state, decision.reason)
             title = f"{self.name}: possible reward hacking"
             for module, run in runs:

@@ -22,16 +22,13 @@ All four rules (`StopRule`, `BestRule`, `ParetoRule`, `AlarmRule`) have this sha
 - `state.to_dict()` returns plain data for a checkpoint or a JSON file. `<State>.from_dict` restores
   it, and the fold continues as if it had not been interrupted.
 
-`StopRule` and `AlarmRule` also have `resume(state, step)`, for a run restarted from a checkpoint:
-it repeats the last decision with the settings of the new run. `BestRule` and `ParetoRule` also have
-`best(state)`, the step of the best checkpoint. `RunRules` folds all rules of a run at once.
-
-`DriftMonitor` has no validations: it compares each step's rollouts with the first steps.
+`StopRule` and `AlarmRule` also have `resume(state)`, for a run that they ended and that is started
+again: it judges the last validation with the settings of the rule. `BestRule` and `ParetoRule` also
+have `best(state)`, the step of the best checkpoint. `RunRules` folds all rules of a run at once.
 """
 
 from ctrlreward.selection.alarm import AlarmDecision, AlarmRule, AlarmState
 from ctrlreward.selection.best import BestRule, BestState, KeepDecision
-from ctrlreward.selection.drift import DriftAlarm, DriftMonitor, Rollouts
 from ctrlreward.selection.pareto import ParetoRule, ParetoState
 from ctrlreward.selection.replay import Decided, RunRules, RunValidation
 from ctrlreward.selection.stopping import StopDecision, StopRule, StopState
@@ -43,12 +40,9 @@ __all__ = [
     "BestRule",
     "BestState",
     "Decided",
-    "DriftAlarm",
-    "DriftMonitor",
     "KeepDecision",
     "ParetoRule",
     "ParetoState",
-    "Rollouts",
     "RunRules",
     "RunValidation",
     "StopDecision",

@@ -48,7 +48,8 @@ class AlarmState(State):
         alarm_step: Step of the first alarm, -1 before.
         references: Held-out key → its reference validation.
         tests: Number of tests so far.
-        last: p-value and reason of the last such test.
+        last: The last validation with scores by prompt, None before the first.
+        before: The state before it, without an earlier one.
 
     Examples:
         >>> AlarmState().alarmed(step=200).alarm_step
@@ -59,7 +60,8 @@ class AlarmState(State):
     alarm_step: int = -1
     references: Mapping[str, Validation] = field(default_factory=dict)
     tests: int = 0
-    last: tuple[float, str] | None = None
+    last: Validation | None = None
+    before: AlarmState | None = None
 
     def alarmed(self, step: int) -> AlarmState:
         """Return the state with an alarm at this step."""
@@ -204,23 +206,22 @@ class AlarmRule:
         if lacking:
             reason = f"{', '.join(lacking)} without scores by prompt, which an alarm needs"
             return state, AlarmDecision(state.alarm, None, reason, untestable=True)
-        state = self._compare(state, Validation.of(step, metrics, evidence, keys))
-        decision = self._last_test(state)
-        return (state.alarmed(step) if decision.alarm else replace(state, alarm=False)), decision
+        return self._judge(state, Validation.of(step, metrics, evidence, keys))
 
-    def resume(self, state: AlarmState, step: int) -> tuple[AlarmState, AlarmDecision]:
-        """Repeat the last test of a run resumed at a step, with the settings of this rule."""
-        if not state.alarm:
-            return state, AlarmDecision(False, None, f"there was no alarm at step {step}")
-        return state, self._last_test(state)
+    def resume(self, state: AlarmState) -> tuple[AlarmState, AlarmDecision]:
+        """Repeat the test of a run that an alarm ended, with the settings of this rule."""
+        if not state.alarm or state.before is None or state.last is None:
+            return state, AlarmDecision(False, None, "there was no alarm")
+        return self._judge(state.before, state.last)
 
-    def _last_test(self, state: AlarmState) -> AlarmDecision:
-        assert state.last is not None  # `_compare` has set it
-        p_value, reason = state.last
-        return AlarmDecision(p_value <= self.level, p_value, reason)
+    def _judge(self, state: AlarmState, now: Validation) -> tuple[AlarmState, AlarmDecision]:
+        new, p_value, reason = self._compare(state, now)
+        alarm = p_value <= self.level
+        new = replace(new, alarm=alarm, last=now, before=replace(state, before=None))
+        return new.alarmed(now.step) if alarm else new, AlarmDecision(alarm, p_value, reason)
 
-    def _compare(self, state: AlarmState, now: Validation) -> AlarmState:
-        """Return the new state, with the p-value for the run and a reason."""
+    def _compare(self, state: AlarmState, now: Validation) -> tuple[AlarmState, float, str]:
+        """Return references and tests so far, the p-value for the run and a reason."""
         comparable = all(
             key in state.references and state.references[key].has_prompts_of(now, key)
             for key in self.modes
@@ -228,8 +229,7 @@ class AlarmRule:
         if not comparable:
             what = "other held-out prompts" if state.references else "the first validation"
             reason = f"{what}: later validations are compared with step {now.step}"
-            references = dict.fromkeys(self.modes, now)
-            return replace(state, references=references, last=(1.0, reason))
+            return replace(state, references=dict.fromkeys(self.modes, now)), 1.0, reason
         k = state.tests + 1
         share = chosen_level(1.0, k) if self.reference == "best" else level_of_test(1.0, k)
         p_values = {
@@ -245,7 +245,7 @@ class AlarmRule:
                 sign = 0.0 if mode == "drift" else sign_of(mode)
                 if sign * now.metrics[name] > sign * references[name].metrics[name]:
                     references[name] = now
-        return replace(state, references=references, tests=k, last=(p_value, reason))
+        return replace(state, references=references, tests=k), p_value, reason
 
     def _rise(self, before: Validation, now: Validation) -> float:
         """Return the p-value of a rise of the proxy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -129,16 +129,13 @@ class BestRule:
                 f"0.05)}}, got {self.constraints!r}"
             )
         for key, bounds in self.constraints.items():
-            match bounds:
-                case [low, high] if (low is None) != (high is None):
-                    pass
-                case [low, high] if low is not None and high is not None and low <= high:
-                    pass
-                case _:
-                    raise ValueError(
-                        f"constraints[{key!r}] must be (smallest, largest), None for at most one, "
-                        f"got {bounds!r}"
-                    )
+            low, high = bounds
+            ordered = low is None or high is None or low <= high
+            if not ordered or (low is None and high is None):
+                raise ValueError(
+                    f"constraints[{key!r}] must be (smallest, largest), None for at most one, "
+                    f"got {bounds!r}"
+                )
         if self.top_k < -1:
             raise ValueError(f"top_k must be a count, or -1 to keep all, got {self.top_k}")
         check_level(self.level)
@@ -183,7 +180,13 @@ class BestRule:
 
     def best(self, state: BestState) -> int | None:
         """Return the step of the best checkpoint, None if none is kept."""
-        return max(state.kept, key=self._gain_of(state), default=None)
+        sign = sign_of(self.mode)
+        return max(state.kept, key=lambda step: sign * state.kept[step], default=None)
+
+    def worst(self, state: BestState) -> int | None:
+        """Return the step that would be dropped first, None if none is kept."""
+        sign = sign_of(self.mode)
+        return min(state.kept, key=lambda step: sign * state.kept[step], default=None)
 
     def seen(self, state: BestState) -> list[int]:
         """Return the steps of the candidates so far."""
@@ -198,14 +201,10 @@ class BestRule:
         if not lost:
             return state
         left = {step: each for step, each in state.candidates.items() if step not in lost}
-        state = replace(state, candidates=left, kept={})
+        kept: Mapping[int, float] = {}
         for step in sorted(left.keys() & {*steps}):
-            state, _ = self._keep(state, step, left[step].metrics[self.monitor])
-        return state
-
-    def worst(self, state: BestState) -> int | None:
-        """Return the step that would be dropped first, None if none is kept."""
-        return min(state.kept, key=self._gain_of(state), default=None)
+            kept, _ = self._keep(kept, step, left[step].metrics[self.monitor])
+        return replace(state, candidates=left, kept=kept)
 
     def explain(self, state: BestState) -> str:
         """Return the selected step in words, and the next best that it may not differ from."""
@@ -220,40 +219,43 @@ class BestRule:
         failed = sum(not math.isfinite(value) for value in values)
         if failed:
             what += f" ({failed} of {len(values)} prompts without a score)"
-        others = [seen for seen in state.candidates.values() if seen.step != step]
         refused = state.validations - len(state.candidates)
         if refused:
             what += f" (a constraint excludes {refused} of {state.validations} validations)"
+        others = [other for other in state.candidates.values() if other.step != step]
         if not others:
             return f"{what}, the only candidate"
-        unpaired = [each for each in others if not chosen.has_prompts_of(each, self.monitor)]
-        if unpaired:
+        paired = [other for other in others if chosen.has_prompts_of(other, self.monitor)]
+        if len(paired) < len(others):
+            total = counted(len(others), "other candidate")
             what += (
-                f" (compared by means, not by prompt, with {len(unpaired)} of "
-                f"{counted(len(others), 'other candidate')})"
+                f" (compared by means, not by prompt, with {len(others) - len(paired)} of {total})"
             )
-            if len(unpaired) == len(others):
-                return what
-        sign = sign_of(self.mode)
-        tied = [
-            f"{other.metrics[self.monitor]:.4f} at step {other.step} ({describe(difference)})"
-            for other in sorted(others, key=lambda v: -sign * v.metrics[self.monitor])
-            if (difference := self._difference(state, other, chosen)) is not None
-            and not difference.distinguishable
-        ]
+        if not paired:
+            return what
+        differences = [(other, self._difference(state, other, chosen)) for other in paired]
+        tied = [pair for pair in differences if pair[1] and not pair[1].distinguishable]
         if not tied:
-            which = "the others" if unpaired else "all other candidates"
+            which = "the others" if len(paired) < len(others) else "all other candidates"
             return f"{what}, distinguishable from {which}"
+        sign = sign_of(self.mode)
+        nearest, difference = max(tied, key=lambda pair: sign * pair[0].metrics[self.monitor])
+        assert difference is not None  # as they are paired
         more = f" and {counted(len(tied) - 1, 'other candidate')}" if tied[1:] else ""
-        return f"{what}, not distinguishable from {tied[0]}{more}"
+        return (
+            f"{what}, not distinguishable from {nearest.metrics[self.monitor]:.4f} at step "
+            f"{nearest.step} ({describe(difference)}){more}"
+        )
 
     def _rank(self, state: BestState, now: Validation) -> tuple[BestState, KeepDecision]:
-        step, score = now.step, now.metrics[self.monitor]
-        seen = {other: value for other, value in state.candidates.items() if other != step}
-        leader = self._leader(seen)
-        difference = None if leader is None else self._difference(state, leader, now)
-        new, gone = self._keep(replace(state, candidates={**seen, step: now}), step, score)
-        keep, dropped = step not in gone, tuple(s for s in gone if s != step)
+        step, score, sign = now.step, now.metrics[self.monitor], sign_of(self.mode)
+        rivals = {other: value for other, value in state.candidates.items() if other != step}
+        # The oldest of equals.
+        leader = max(
+            rivals.values(), key=lambda rival: sign * rival.metrics[self.monitor], default=None
+        )
+        difference = self._difference(state, leader, now) if leader else None
+        kept, gone = self._keep(state.kept, step, score)
         reason = f"{self.monitor} is {score:.4f}"
         if leader is not None and difference is not None:
             told = "distinguishable" if difference.distinguishable else "not distinguishable"
@@ -261,36 +263,30 @@ class BestRule:
                 f", {told} from {leader.metrics[self.monitor]:.4f} at step {leader.step} "
                 f"({describe(difference)})"
             )
-        if not keep:
+        if step in gone:
             reason += f", not among the best {self.top_k}"
         elif self.top_k != -1:
             reason += f", among the best {self.top_k}"
-        return new, KeepDecision(keep, dropped, reason, difference=difference)
+        dropped = tuple(other for other in gone if other != step)
+        new = replace(state, kept=kept, candidates={**rivals, step: now})
+        return new, KeepDecision(step not in gone, dropped, reason, difference=difference)
 
-    def _keep(self, state: BestState, step: int, score: float) -> tuple[BestState, list[int]]:
-        """Return the state that keeps a candidate if it is among the best, and what is not kept."""
-        rivals = {other: value for other, value in state.kept.items() if other != step}
+    def _keep(
+        self, kept: Mapping[int, float], step: int, score: float
+    ) -> tuple[dict[int, float], list[int]]:
+        """Return the best steps with their scores, and the others, if a step is added."""
+        rivals = {other: value for other, value in kept.items() if other != step}
         # First of equals, so that a new score has to be better than an older one.
-        state = replace(state, kept={step: score, **rivals})
-        worst_first = sorted(state.kept, key=self._gain_of(state))
-        excess = 0 if self.top_k == -1 else max(0, len(worst_first) - self.top_k)
-        gone = worst_first[:excess]
-        kept = {s: value for s, value in {**rivals, step: score}.items() if s not in gone}
-        return replace(state, kept=kept), gone
-
-    def _leader(self, candidates: Mapping[int, Validation]) -> Validation | None:
-        """Return the candidate with the best score, the oldest of equals."""
+        scores = {step: score, **rivals}
         sign = sign_of(self.mode)
-        return max(candidates.values(), key=lambda v: sign * v.metrics[self.monitor], default=None)
+        worst_first = sorted(scores, key=lambda each: sign * scores[each])
+        gone = worst_first[: 0 if self.top_k == -1 else max(0, len(scores) - self.top_k)]
+        return {s: v for s, v in {**rivals, step: score}.items() if s not in gone}, gone
 
     def _difference(
         self, state: BestState, leader: Validation, now: Validation
     ) -> PairedDifference | None:
         return leader.differs(now, self.monitor, level_of_test(self.level, state.validations))
-
-    def _gain_of(self, state: BestState) -> Callable[[int], float]:
-        """Return the score of a kept step as a function, higher is better."""
-        return lambda step: sign_of(self.mode) * state.kept[step]
 
     def check_constraints(
         self, metrics: Mapping[str, float], stale: Collection[str] = ()

@@ -55,14 +55,12 @@ class Decider:
     Attributes:
         rule: The rule, with the directions that the scorers of the run declare once it has begun.
         state: Its state.
-        before: Its state before the last decision.
         step: Training step of the last decision, -1 before.
     """
 
     def __init__(self, rule: Any) -> None:
         self.rule: Any = rule
         self.state: Any = rule.start()
-        self.before = self.state
         self.step = -1
 
     def begin(self, rule: Any, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> None:
@@ -70,7 +68,7 @@ class Decider:
         self.rule = rule.directed(mode_of)
         check_declared(rule.keys, ranges)
         if self.step < 0:
-            self.state = self.before = self.rule.start()
+            self.state = self.rule.start()
 
     def decide(
         self,
@@ -81,15 +79,14 @@ class Decider:
     ) -> Any:
         """Return the decision of the rule; the weights count as decided if it judged anything."""
         after, decision = self.rule.update(self.state, step, metrics, stale, evidence)
-        self.before = self.state
         if after is not self.state:
             self.state = after
             self.step = step
         return decision
 
-    def resume(self, step: int) -> Any:
+    def resume(self) -> Any:
         """Judge the last validation of a resumed run again, with the settings of this one."""
-        self.state, decision = self.rule.resume(self.state, step)
+        self.state, decision = self.rule.resume(self.state)
         return decision
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,7 +96,7 @@ class Decider:
     def load(self, plain: Mapping[str, Any]) -> None:
         """Restore `to_dict`; keys of others are ignored."""
         self.step = plain.get("decided", -1)
-        self.state = self.before = type(self.rule.start()).from_dict(plain)
+        self.state = type(self.rule.start()).from_dict(plain)
 
 
 class Decides:
@@ -130,10 +127,6 @@ class Keeps(Decides):
     def selected_step(self) -> int | None:
         """Step of the selected checkpoint, None if no validation qualified."""
         return self.rule.best(self.state)
-
-
-class KeepsBest(Keeps):
-    """Callback that keeps checkpoints by a `BestRule`."""
 
     @property
     def reason(self) -> str:

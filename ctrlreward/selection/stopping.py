@@ -35,16 +35,16 @@ class StopState(State):
     Attributes:
         best: Best score so far; before the first, minus infinity (plus infinity for mode "min").
         wait_count: Number of scores in a row that did not improve.
-        last_score: Last score, NaN before the first.
         stopped_by: Cause of the stop: `"patience_exhausted"`, `"decline_shown"`,
             `"stopping_threshold"`, `"divergence_threshold"` or `"non_finite_metric"`; None if this
             rule did not stop.
         stopping_reason: Reason for the stop in words, "" before.
         stopped_step: Step of the stop, -1 before.
-        last: The last validation with scores by prompt, or None.
         leader: Validation of `best` with scores by prompt, or None.
-        compared: Number of validations with scores by prompt, without the first.
+        compared: Number of validations with scores by prompt, without the first; -1 before it.
         failed: Number of NaN in a row at the end.
+        last: The last validation, None before the first.
+        before: The state before it, without an earlier one.
 
     Examples:
         >>> state = StopRule("score/sim").start()
@@ -54,14 +54,14 @@ class StopState(State):
 
     best: float
     wait_count: int = 0
-    last_score: float = math.nan
     stopped_by: str | None = None
     stopping_reason: str = ""
     stopped_step: int = -1
-    last: Validation | None = None
     leader: Validation | None = None
-    compared: int = 0
+    compared: int = -1
     failed: int = 0
+    last: Validation | None = None
+    before: StopState | None = None
 
     def stopped(self, step: int, cause: str | None, reason: str) -> StopState:
         """Return the state with a stop."""
@@ -175,84 +175,67 @@ class StopRule:
             return state, StopDecision(False, None, waiting)
         return self._judge(state, Validation.of(step, metrics, evidence, [self.monitor]))
 
-    def resume(self, state: StopState, step: int) -> tuple[StopState, StopDecision]:
-        """Judge the last score of a run resumed at a step again, with the settings of this rule.
+    def resume(self, state: StopState) -> tuple[StopState, StopDecision]:
+        """Judge the last validation of a stopped run again, with the settings of this rule.
 
         If they, such as more patience, would not have stopped it, the stop leaves the state.
         """
-        running = state.running()
-        if state.stopped_by is None:
-            return running, StopDecision(False, None, "the run had not been stopped")
-        # The last validation is counted again below.
-        if state.stopped_by in (PATIENCE, DECLINE):
-            running = replace(running, wait_count=state.wait_count - 1)
-        if math.isnan(state.last_score):
-            running = replace(running, failed=state.failed - 1)
-            last = Validation(step, {self.monitor: math.nan})
-        elif state.last is not None:
-            before = None if state.compared == 0 else state.last  # any but None will do
-            running = replace(running, last=before, compared=max(0, state.compared - 1))
-            last = state.last
-        else:
-            last = Validation(step, {self.monitor: state.last_score})
-        again, decision = self._judge(running, last)
-        return (state if decision.stop else again), decision
+        if state.stopped_by is None or state.before is None or state.last is None:
+            return state.running(), StopDecision(False, None, "the run had not been stopped")
+        return self._judge(state.before, state.last)
 
     def _judge(self, state: StopState, now: Validation) -> tuple[StopState, StopDecision]:
-        score = now.metrics[self.monitor]
-        failed = state.failed + 1 if math.isnan(score) else 0
-        state = replace(state, last_score=score, failed=failed)
-        if failed:
-            return self._fail(state, now.step)
-        if now.evidence:
-            compared = 0 if state.last is None else state.compared + 1
-            state = replace(state, last=now, compared=compared)
-        may_stop = now.step >= self.min_steps
-        cause, why = self._beyond_limits(score) if may_stop else (None, "")
-        if cause is None:
-            if self._improves(state, now):
-                reason = self._describe(f"improved from {state.best:.4f}", score, score)
-                new = replace(state, best=score, wait_count=0, leader=now if now.evidence else None)
-                return new, StopDecision(False, None, reason)
-            state = replace(state, wait_count=state.wait_count + 1)
-            cause, why = self._evidence(state, now) if may_stop else (None, "")
-            why = why or (
-                f"has not improved by more than {self.min_delta} in the last "
-                f"{counted(state.wait_count, 'score')}"
-            )
-            if cause is None and may_stop and state.wait_count >= self.patience:
-                cause = PATIENCE
-        reason = self._describe(why, score, state.best)
-        if cause is None:
-            return state, StopDecision(False, None, reason)
-        return state.stopped(now.step, cause, reason), StopDecision(True, cause, reason)
+        new, cause, reason = self._decide(state, now)
+        new = replace(new, last=now, before=replace(state, before=None))
+        if cause is not None:
+            new = new.stopped(now.step, cause, reason)
+        return new, StopDecision(cause is not None, cause, reason)
 
-    def _fail(self, state: StopState, step: int) -> tuple[StopState, StopDecision]:
-        """Judge a NaN."""
-        reason = f"{self.monitor} is nan in the last {counted(state.failed, 'validation')}"
-        few = state.failed <= max(self.patience, 1)
-        if few or not self.check_finite or step < self.min_steps:
-            return state, StopDecision(False, None, reason)
-        return state.stopped(step, NON_FINITE, reason), StopDecision(True, NON_FINITE, reason)
+    def _decide(self, state: StopState, now: Validation) -> tuple[StopState, str | None, str]:
+        """Return the scores so far, the cause of a stop or None, and the reason in words."""
+        score, may_stop = now.metrics[self.monitor], now.step >= self.min_steps
+        if math.isnan(score):
+            state = replace(state, failed=state.failed + 1)
+            too_many = self.check_finite and state.failed > max(self.patience, 1)
+            reason = f"{self.monitor} is nan in the last {counted(state.failed, 'validation')}"
+            return state, NON_FINITE if too_many and may_stop else None, reason
+        compared = state.compared + 1 if now.evidence else state.compared
+        state = replace(state, failed=0, compared=compared)
+        cause, what = self._beyond_limits(score) if may_stop else (None, "")
+        if cause is not None:
+            return state, cause, self._describe(what, score, state.best)
+        if self._improves(state, now):
+            reason = self._describe(f"improved from {state.best:.4f}", score, score)
+            leader = now if now.evidence else None
+            return replace(state, best=score, wait_count=0, leader=leader), None, reason
+        state = replace(state, wait_count=state.wait_count + 1)
+        what = self._decline(state, now) if may_stop else ""
+        if what:
+            return state, DECLINE, self._describe(what, score, state.best)
+        waits = counted(state.wait_count, "score")
+        what = f"has not improved by more than {self.min_delta} in the last {waits}"
+        exhausted = may_stop and state.wait_count >= self.patience
+        return state, PATIENCE if exhausted else None, self._describe(what, score, state.best)
 
     def _improves(self, state: StopState, now: Validation) -> bool:
         gain = sign_of(self.mode) * (now.metrics[self.monitor] - state.best)
         if not isinstance(self.min_delta, str):
             return gain > self.min_delta
-        if not gain > 0 or state.leader is None or state.compared == 0:
+        if not gain > 0 or state.leader is None or state.compared < 1:
             return gain > 0
-        difference = self._gain(state.leader, now, level_of_test(self.level, state.compared))
+        level = level_of_test(self.level, state.compared)
+        difference = self._gain(state.leader, now, level)
         return difference is None or difference.low > 0
 
-    def _evidence(self, state: StopState, now: Validation) -> tuple[str | None, str]:
-        """Return cause and reason if the scores of the prompts show that training should stop."""
+    def _decline(self, state: StopState, now: Validation) -> str:
+        """Return the reason if the scores of the prompts show a decline, else ""."""
         k, leader = state.compared, state.leader
-        if self.decline and k > 0 and leader is not None:
-            difference = self._gain(leader, now, 2 * chosen_level(self.level, k))
-            if difference is not None and difference.high < 0:
-                told = describe(difference, self.mode)
-                return DECLINE, f"is worse than at step {leader.step}, {told},"
-        return None, ""
+        if not self.decline or k < 1 or leader is None:
+            return ""
+        difference = self._gain(leader, now, 2 * chosen_level(self.level, k))
+        if difference is None or difference.high >= 0:
+            return ""
+        return f"is worse than at step {leader.step}, {describe(difference, self.mode)},"
 
     def _gain(self, before: Validation, now: Validation, level: float) -> PairedDifference | None:
         """Return the difference with its interval, positive if now is better."""

@@ -262,7 +262,7 @@ def test_scores_by_prompt_stop_a_run(rows, settings, cause, step) -> None:
 def test_a_resumed_run_judges_its_last_validation_again(settings, stays) -> None:
     state, _ = fold(StopRule("y", patience=5, decline=True), FALLS)
     rule = StopRule("y", **{"patience": 5, "decline": True, **settings})
-    again, decision = rule.resume(state, 40)
+    again, decision = rule.resume(state)
     assert decision.stop == stays
     if stays:
         assert again == state

@@ -95,7 +95,7 @@ def test_a_restored_state_continues_as_the_original(rule: Any, history, data) ->
         if step == cut:
             parts = type(parts).from_dict(json.loads(json.dumps(parts.to_dict())))
             if isinstance(rule, StopRule):
-                parts, again = rule.resume(parts, step)
+                parts, again = rule.resume(parts)
                 assert again[0] == decision[0]
         if isinstance(rule, StopRule) and decision.stop:
             break
@@ -236,8 +236,8 @@ def test_other_settings_may_continue_a_stopped_run() -> None:
     state, _ = strict.update(strict.start(), 1, {"x": 0.5})
     state, decision = strict.update(state, 2, {"x": 0.25})
     assert decision.stop
-    assert strict.resume(state, 2)[0] == state
-    resumed, decision = patient.resume(state, 2)
+    assert strict.resume(state)[0] == state
+    resumed, decision = patient.resume(state)
     assert not decision.stop
     assert (resumed.stopped_by, resumed.stopped_step, resumed.wait_count) == (None, -1, 1)
 
@@ -437,9 +437,15 @@ def test_no_alarm_without_scores_by_prompt() -> None:
 
 
 def test_other_settings_may_lift_the_alarm_of_a_resumed_run() -> None:
-    state = AlarmState(alarm=True, alarm_step=4, tests=3, last=(0.03, "y since step 1"))
-    assert AlarmRule("x", "y").resume(state, 4)[1].alarm
-    assert not AlarmRule("x", "y", level=0.01).resume(state, 4)[1].alarm
-    assert not AlarmRule("x", "y").resume(AlarmState(), 4)[1].alarm
+    rule, lenient = AlarmRule("x", "y"), AlarmRule("x", "y", margin=9.0)
+    state = rule.start()
+    for step in (1, 2):
+        row = {"x": float(step), "y": -float(step)}
+        state, decision = rule.update(state, step, row, evidence={"y": [row["y"]] * 32})
+    assert decision.alarm
+    assert rule.resume(state) == (state, decision)
+    lifted, decision = lenient.resume(state)
+    assert (lifted.alarm, lifted.alarm_step, decision.alarm) == (False, -1, False)
+    assert not rule.resume(AlarmState())[1].alarm
     stale, decision = RULES["alarm"].update(state, 5, {"x": 0.0, "y": 0.0}, {"y"})
     assert (stale, decision) == (state, (True, None, "no new value of y", False))
