@@ -4,7 +4,7 @@ from ctrlreward.functional.agreement import correlate, cv_star, findings_upheld
 from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
 from ctrlreward.functional.calibration import label_bias
 from ctrlreward.functional.diversity import distinct_by_group, distinct_n
-from ctrlreward.functional.frequency import inverse_document_frequency, inverse_frequency
+from ctrlreward.functional.frequency import inverse_frequency
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
 from ctrlreward.functional.reproducibility import compare_tables
@@ -20,7 +20,6 @@ __all__ = [
     "distinct_by_group",
     "distinct_n",
     "findings_upheld",
-    "inverse_document_frequency",
     "inverse_frequency",
     "label_bias",
     "non_dominated",

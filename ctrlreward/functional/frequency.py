@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from math import log
-
 import numpy as np
 import numpy.typing as npt
 
@@ -39,27 +35,3 @@ def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArra
     counts = np.asarray(counts, dtype=np.float64)
     seen = counts > 0
     return np.where(seen, np.log1p(sentences) - np.log(np.where(seen, counts, 1.0)), 0.0)
-
-
-def inverse_document_frequency(documents: Iterable[Iterable[str]]) -> dict[str, float]:
-    """Return idf(w) = log(N / df(w)) of each word that occurs in N documents, iterated once.
-
-    Natural logarithm, without smoothing: 0 for a word in every document, to log(N). The word weight
-    of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, whose documents are the sentences of
-    both styles. A document that is a string, or none at all, is an error.
-
-    Examples:
-        >>> inverse_document_frequency([["good", "soup"], ["cold", "soup"]])["soup"]  # log 1
-        0.0
-    """
-    counts: Counter[str] = Counter()
-    total = 0
-    for total, words in enumerate(documents, 1):
-        if isinstance(words, str):
-            raise TypeError(
-                f"documents[{total - 1}] must be a list of words, got {words[:40]!r}, a str"
-            )
-        counts.update(set(words))
-    if total == 0:
-        raise ValueError("documents is empty, must have at least one document")
-    return {word: log(total / count) for word, count in counts.items()}

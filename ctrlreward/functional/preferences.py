@@ -1,11 +1,8 @@
-"""Pairwise preferences, and how often scores agree with them."""
+"""How often scores agree with pairwise preferences."""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -15,39 +12,6 @@ from ctrlreward.functional.bootstrap import Estimate, bootstrap, cluster_numbers
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-def pairwise_preferences(
-    ratings: npt.ArrayLike, items: Sequence[Hashable], margin: float = 0.0
-) -> tuple[Ints, Ints]:
-    """Return the indices of the preferred and the rejected outputs of the same item, both (pairs,).
-
-    `ratings` of the outputs, higher is better, and their `items`, for example sources, have shape
-    (n,); NaN excludes an output. Ratings that differ by `margin` ≥ 0 or less express no preference.
-
-    Raises:
-        ValueError: The lengths differ, or the margin is negative.
-
-    Examples:
-        >>> pairwise_preferences([5, 3, 4], ["menu", "menu", "lake"])
-        (array([0]), array([1]))
-    """
-    rated = np.asarray(ratings, dtype=np.float64)
-    if rated.shape != (len(items),):
-        raise ValueError(
-            f"ratings must have one value per item, got shape {rated.shape} for {len(items)} items"
-        )
-    if not margin >= 0:
-        raise ValueError(f"margin must be 0 or more, got {margin}")
-    outputs = defaultdict(list)
-    for place, item in enumerate(items):
-        outputs[item].append(place)
-    pairs: list[Ints] = [np.empty((0, 2), dtype=np.int64)]
-    for members in map(np.array, outputs.values()):
-        ahead = rated[members][:, None] - rated[members][None, :] > margin
-        pairs.append(members[np.argwhere(ahead)])
-    preferred, rejected = np.concatenate(pairs).T
-    return preferred, rejected
 
 
 class PairAccuracy(NamedTuple):
@@ -119,8 +83,7 @@ def _share(rights: Floats, members: Ints, resamples: int, seed: int) -> Estimate
             lambda weights: {"": weights @ sums / (weights @ counts)},
             *(np.arange(n), 0.95, resamples, seed),
         )[""]
-    z = NormalDist().inv_cdf(0.975)
-    middle = share + z**2 / (2 * n)
-    width = z * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
-    ends = ((middle + sign * width) / (1 + z**2 / n) for sign in (-1, 1))
-    return Estimate(share, *(float(np.clip(end, 0.0, 1.0)) for end in ends))
+    from scipy.stats import binomtest  # takes half a second
+
+    ends = binomtest(round(share * n), n).proportion_ci(method="wilson")
+    return Estimate(share, float(ends.low), float(ends.high))

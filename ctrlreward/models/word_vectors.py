@@ -52,7 +52,7 @@ class WordVectors:
 
     Args:
         vectors: Vector of each word, all of the same width.
-        idf: Weight of each word, 0 or more, from `inverse_document_frequency`; other words get the
+        idf: Weight of each word, 0 or more, such as its idf; other words get the
             largest weight. None weights all words equally.
         split: Splits a text into words; by default in lower case and apart from punctuation.
 

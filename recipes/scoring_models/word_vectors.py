@@ -5,12 +5,13 @@ For YAML and the command line, in place of a sentence encoder; see docs/style_tr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import log as logarithm
 
 import numpy as np
 
 from ctrlreward.engine.sharing import shared_model
-from ctrlreward.functional.frequency import inverse_document_frequency
 from ctrlreward.items import item_logger
 from ctrlreward.models.encoder import SentenceEncoder
 from ctrlreward.models.word_vectors import Vectors, WordVectors
@@ -20,6 +21,30 @@ from ctrlreward.text.words import split_words_and_marks
 log = item_logger(__name__)
 
 _ROUNDING = 1e-9  # length of a centred unit vector due to rounding only
+
+
+def inverse_document_frequency(documents: Iterable[Iterable[str]]) -> dict[str, float]:
+    """Return idf(w) = log(N / df(w)) of each word that occurs in N documents, iterated once.
+
+    Natural logarithm, without smoothing: 0 for a word in every document, to log(N). The word weight
+    of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, whose documents are the sentences of
+    both styles. A document that is a string, or none at all, is an error.
+
+    Examples:
+        >>> inverse_document_frequency([["good", "soup"], ["cold", "soup"]])["soup"]  # log 1
+        0.0
+    """
+    counts: Counter[str] = Counter()
+    total = 0
+    for total, words in enumerate(documents, 1):
+        if isinstance(words, str):
+            raise TypeError(
+                f"documents[{total - 1}] must be a list of words, got {words[:40]!r}, a str"
+            )
+        counts.update(set(words))
+    if total == 0:
+        raise ValueError("documents is empty, must have at least one document")
+    return {word: logarithm(total / count) for word, count in counts.items()}
 
 
 class CentredVectors:

@@ -5,7 +5,8 @@ Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878; the mean itself is `tran
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,39 @@ PartialThresholds = tuple[float | None, float | None, float | None, float | None
 # Size of the population in differential evolution, and its largest number of generations.
 _POPULATION = 60
 _GENERATIONS = 200
+
+
+def pairwise_preferences(
+    ratings: npt.ArrayLike, items: Sequence[Hashable], margin: float = 0.0
+) -> tuple[Ints, Ints]:
+    """Return the indices of the preferred and the rejected outputs of the same item, both (pairs,).
+
+    `ratings` of the outputs, higher is better, and their `items`, for example sources, have shape
+    (n,); NaN excludes an output. Ratings that differ by `margin` ≥ 0 or less express no preference.
+
+    Raises:
+        ValueError: The lengths differ, or the margin is negative.
+
+    Examples:
+        >>> pairwise_preferences([5, 3, 4], ["menu", "menu", "lake"])
+        (array([0]), array([1]))
+    """
+    rated = np.asarray(ratings, dtype=np.float64)
+    if rated.shape != (len(items),):
+        raise ValueError(
+            f"ratings must have one value per item, got shape {rated.shape} for {len(items)} items"
+        )
+    if not margin >= 0:
+        raise ValueError(f"margin must be 0 or more, got {margin}")
+    outputs = defaultdict(list)
+    for place, item in enumerate(items):
+        outputs[item].append(place)
+    pairs: list[Ints] = [np.empty((0, 2), dtype=np.int64)]
+    for members in map(np.array, outputs.values()):
+        ahead = rated[members][:, None] - rated[members][None, :] > margin
+        pairs.append(members[np.argwhere(ahead)])
+    preferred, rejected = np.concatenate(pairs).T
+    return preferred, rejected
 
 
 class PairwiseAgreement(NamedTuple):

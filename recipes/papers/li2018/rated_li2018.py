@@ -8,7 +8,6 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from ctrlreward.functional.preferences import pairwise_preferences
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.recipes.papers.ctc.ablations import ablate, print_ablations
@@ -18,6 +17,7 @@ from ctrlreward.recipes.papers.li2018.metric_validity import (
     validity_record,
 )
 from ctrlreward.recipes.papers.li2018.preferences import fit_gm as fit
+from ctrlreward.recipes.papers.li2018.preferences import pairwise_preferences
 from ctrlreward.recipes.papers.li2018.system_outputs import tokenized
 from ctrlreward.recipes.papers.meta_eval.correlations import print_rows
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, read_li2018

@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 
 from ctrlreward.cli import main
 from ctrlreward.models.word_vectors import WordVectors
-from ctrlreward.recipes.scoring_models.word_vectors import CentredVectors, sentence_vectors
+from ctrlreward.recipes.scoring_models.word_vectors import (
+    CentredVectors,
+    inverse_document_frequency,
+    sentence_vectors,
+)
 from ctrlreward.scorers import Similarity
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -109,3 +113,29 @@ def test_a_command_takes_them(files: None, arguments: list[str]) -> None:
     main(["score", "texts.jsonl", "scored.jsonl", *arguments])
     (expected,) = Similarity(vectors).score([row["text"]], sources=row["source"])["similarity"]
     assert json.loads(Path("scored.jsonl").read_text())["similarity"] == pytest.approx(expected)
+
+
+def test_idf_counts_documents_not_occurrences() -> None:
+    idf = inverse_document_frequency(iter([["the", "food", "the"], ["the", "soup"], ["the"], []]))
+    assert idf == pytest.approx({"the": math.log(4 / 3), "food": math.log(4), "soup": math.log(4)})
+
+
+documents = st.lists(st.lists(st.sampled_from("abcde")), min_size=1)
+
+
+@given(documents)
+def test_idf_equals_brute_force(corpus: list[list[str]]) -> None:
+    idf = inverse_document_frequency(corpus)
+    assert set(idf) == {word for words in corpus for word in words}
+    for word, weight in idf.items():
+        held = sum(word in words for words in corpus)
+        assert weight == pytest.approx(math.log(len(corpus) / held))
+        assert 0 <= weight <= math.log(len(corpus))
+
+
+def test_documents_that_are_none() -> None:
+    message = r"documents\[1\] must be a list of words, got 'the food', a str"
+    with pytest.raises(TypeError, match=message):
+        inverse_document_frequency([["the"], "the food"])
+    with pytest.raises(ValueError, match="documents is empty, must have at least one"):
+        inverse_document_frequency([])

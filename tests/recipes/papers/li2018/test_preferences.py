@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrlreward.functional.preferences import pairwise_preferences
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.papers.li2018.preferences import (
     GMFit,
@@ -16,6 +15,7 @@ from ctrlreward.recipes.papers.li2018.preferences import (
     fit_gm,
     hinge_loss,
     pairwise_agreement,
+    pairwise_preferences,
 )
 
 PLANTED = (20.0, 30.0, 300.0, -10.0)
@@ -162,3 +162,24 @@ def test_two_zeros_are_a_tie_and_do_not_count_as_agreed() -> None:
     worthless = [0.1, 0.9, 30]
     pairs = ([[0.9, 0.9, 30], worthless, worthless], [worthless, worthless, [0.9, 0.9, 30]])
     assert pairwise_agreement(*pairs) == pytest.approx((1 / 3, 1 / 3))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.sampled_from("abc")), max_size=10),
+    st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+)
+def test_pairs_equal_brute_force(rated: list[tuple[int, str]], margin: float) -> None:
+    expected = {
+        (i, j)
+        for i, (high, one) in enumerate(rated)
+        for j, (low, other) in enumerate(rated)
+        if one == other and high - low > margin
+    }
+    preferred, rejected = pairwise_preferences([r for r, _ in rated], [c for _, c in rated], margin)
+    assert len(preferred) == len(rejected) == len(expected)
+    assert set(zip(preferred.tolist(), rejected.tolist(), strict=True)) == expected
+
+
+def test_a_nan_rating_is_in_no_pair() -> None:
+    preferred, rejected = pairwise_preferences([5.0, math.nan, 3.0], ["x", "x", "x"])
+    assert (preferred.tolist(), rejected.tolist()) == ([0], [2])
