@@ -104,34 +104,34 @@ class SentenceScores(NamedTuple):
         return np.isnan(self.accuracy) | np.isnan(self.similarity) | ~(self.tokens > 0)
 
 
-def weighted_transfer(
-    scores: SentenceScores,
-    weights: Floats,
-    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
-) -> dict[str, Floats]:
-    """Return accuracy, similarity, perplexity and GM of weighted corpora, as in the paper's tables.
+def corpus_figures(
+    scores: SentenceScores, thresholds: tuple[float, float, float, float] = GM_THRESHOLDS
+) -> dict[str, float]:
+    """Return accuracy, similarity, perplexity and GM of a corpus, as in the paper's tables.
 
     Accuracy and similarity are means over sentences, perplexity is over all tokens, and GM combines
-    these three (Pang & Gimpel 2019, §3 and eq. 1). Failed sentences are left out. `weights` are
-    how often each corpus contains each sentence, shape (corpora, n).
-
-    By name, shape (corpora,); NaN for a corpus without a valid sentence.
+    these three (Pang & Gimpel 2019, §3 and eq. 1). Failed sentences are left out; NaN without a
+    valid one.
 
     Examples:
         >>> half = np.log([0.5, 0.5])
-        >>> scores = SentenceScores(np.array([1.0, 0.0]), np.array([0.9, 0.7]), half, np.ones(2))
-        >>> weighted_transfer(scores, np.eye(2))["gm"].round(2)
-        array([30.15,  0.  ])
+        >>> scores = SentenceScores(np.array([1.0, 1.0]), np.array([0.9, 0.7]), half, np.ones(2))
+        >>> round(corpus_figures(scores)["gm"], 2)  # of 1, 0.8 and 2
+        23.53
     """
-    failed = scores.failed
-    accuracy, similarity, log_likelihood, tokens = (np.where(failed, 0.0, x) for x in scores)
-    counts = weights @ ~failed
-    with np.errstate(invalid="ignore"):
-        acc = weights @ accuracy / counts
-        sim = np.clip(weights @ similarity / counts, -1.0, 1.0)  # a sum of 1s may be rounded up
-        pp = np.exp(-(weights @ (log_likelihood * tokens)) / (weights @ tokens))
+    if scores.failed.all():
+        return dict.fromkeys(("accuracy", "similarity", "perplexity", "gm"), float("nan"))
+    accuracy, similarity, log_likelihood, tokens = (x[~scores.failed] for x in scores)
+    acc = accuracy.mean()
+    sim = min(similarity.mean(), 1.0)  # a sum of 1s may be rounded up
+    pp = np.exp(-(log_likelihood @ tokens) / tokens.sum())
     gm = adjusted_gm(acc, sim, pp, thresholds)
-    return {"accuracy": acc, "similarity": sim, "perplexity": pp, "gm": gm}
+    return {
+        "accuracy": float(acc),
+        "similarity": float(sim),
+        "perplexity": float(pp),
+        "gm": float(gm),
+    }
 
 
 def _in_range(

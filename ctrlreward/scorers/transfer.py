@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 
-import numpy as np
-
 from ctrlreward.arguments import kind_of
 from ctrlreward.functional.transfer import (
     GM_THRESHOLDS,
     SentenceScores,
     adjusted_gm,
     checked_thresholds,
+    corpus_figures,
     gm_of,
-    weighted_transfer,
 )
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.accuracy import Accuracy
@@ -118,6 +116,4 @@ class TransferQuality(CompositeScorer):
         return {"gm": gm_of(_FACTORS, self.thresholds, scores), **scores}
 
     def _figure(self, figure: str, *parts: Scores) -> float:
-        scores = SentenceScores(*parts)
-        weights = np.ones((1, len(scores.accuracy)))
-        return float(weighted_transfer(scores, weights, self.thresholds)[figure].item())
+        return corpus_figures(SentenceScores(*parts), self.thresholds)[figure]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from ctrlreward.functional.transfer import SentenceScores, weighted_transfer
+from ctrlreward.functional.transfer import SentenceScores, corpus_figures
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import TransferQuality
 from ctrlreward.scorers.base import Component, score
@@ -49,6 +47,5 @@ def corpus_transfer(
 
     Sentences that failed are left out; NaN if none is left.
     """
-    figures = weighted_transfer(scores, np.ones((1, len(scores.accuracy))), thresholds)
-    values = {name: value.item() for name, value in figures.items()}
-    return CorpusTransfer(**values, failed=int(scores.failed.sum()))
+    failed = int(scores.failed.sum())
+    return CorpusTransfer(**corpus_figures(scores, thresholds), failed=failed)
