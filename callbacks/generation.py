@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import nn
 
 from ctrlreward.arguments import positive
@@ -78,7 +77,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     Attributes:
         has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
             old values, so a callback that acts on a score has to check this.
-        by_prompt: See `HeldOutScorer`, also for `resolutions`.
+        by_prompt: See `HeldOutScorer`.
         validations: Validations during fitting so far; the same weights are one validation.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
             generated during fitting; -1 before.
@@ -227,10 +226,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             scorer.release()
 
     def _log_new(self, trainer: Trainer, module: LightningModule, found: HeldOutScores) -> None:
-        first, logged = not self.resolutions, self.metrics(found)
+        logged = self.metrics(found)
         log_at_validation(trainer, module, logged)
-        if first and self.resolutions:
-            rank_zero_info(self.describe_resolutions())
         self.has_new_scores, self._last_logged = True, logged
 
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> HeldOutScores:

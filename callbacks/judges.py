@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
+from ctrlreward.functional.bootstrap import Estimate, cluster_numbers, paired_bootstrap
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
+from ctrlreward.functional.sequential import detectable_difference
 from ctrlreward.held_out import FAIL_RATE, mean_scores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores
@@ -139,11 +140,7 @@ def comparison(
         return {**mean_scores(own), "generations": len(samples)}
 
     def change(name: str, key: str) -> dict[str, Any]:
-        judge = all_judges[key]
-        low, high = (0.0, 1.0) if isinstance(judge, AUC) else judge.spec.range
-        found = _change(
-            judge, sets[name][key], sets["after"][key], samples, (low - high, high - low)
-        )
+        found = _change(all_judges[key], sets[name][key], sets["after"][key], samples)
         return {"difference": found.value, "difference_ci95": [found.low, found.high]}
 
     def verdict(key: str, judge: Judge) -> dict[str, Any]:
@@ -165,9 +162,14 @@ def comparison(
         # A constant has the mean 0, and the AUC 0.5, in every draw.
         constant = np.zeros(len(samples))
         judge = all_judges[key]
-        offset, within = (0.5, (-0.5, 0.5)) if isinstance(judge, AUC) else (0.0, judge.spec.range)
-        found = _change(judge, constant, sets[name][key], samples, within)
+        offset = 0.5 if isinstance(judge, AUC) else 0.0
+        found = _change(judge, constant, sets[name][key], samples)
         return [found.low + offset, found.high + offset]
+
+    def resolution(key: str) -> dict[str, float]:
+        before, after = (_group_means(sets[side][key], samples) for side in sides)
+        both = int(np.isfinite(after - before).sum())
+        return {"prompts": both, "detectable": detectable_difference(before, after)}
 
     sides = ("before", "after")
     return {
@@ -177,20 +179,25 @@ def comparison(
         "others": {name: {**means(name), **change(name, first)} for name in others},
         "judges": {key: verdict(key, judge) for key, judge in judges.items()},
         "intervals": {side: {key: interval(side, key) for key in all_judges} for side in sides},
+        "resolution": {f"score/{key}": resolution(key) for key in scores},
     }
 
 
-def _change(
-    judge: Judge, before: Scores, after: Scores, samples: Samples, within: tuple[float, float]
-) -> Estimate:
+def _change(judge: Judge, before: Scores, after: Scores, samples: Samples) -> Estimate:
     """Return after - before of a judge with its 95 % interval; NaN if either has no value."""
     for scores in (before, after):
         if np.isnan(scores).all() or np.isinf(scores).any():
             return Estimate(nan, nan, nan)
     if isinstance(judge, AUC):
         wanted = judge.wanted(samples)
-        return paired_auc_bootstrap(before, after, wanted, _groups(samples), within=within)
-    return paired_bootstrap(before, after, _groups(samples), within=within)
+        return paired_auc_bootstrap(before, after, wanted, _groups(samples))
+    return paired_bootstrap(before, after, _groups(samples))
+
+
+def _group_means(scores: Scores, samples: Samples) -> Scores:
+    """Return the mean of the valid scores of each group, shape (groups,)."""
+    members = cluster_numbers(_groups(samples))
+    return np.array([valid_mean(scores[members == group]) for group in range(members.max() + 1)])
 
 
 def _groups(samples: Samples) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.terms import ShapedModule
-from ctrlreward.functional.sequential import Resolution
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
@@ -191,12 +190,6 @@ class MonitorMixin(DecidingMixin):
     def mode(self, mode: Mode) -> None:
         if "decider" in vars(self):
             self._given = replace(self._given, mode=mode)
-
-
-def resolutions(trainer: Trainer) -> dict[str, Resolution]:
-    """Return the difference that the held-out prompts can show, by logged key."""
-    scorers = callbacks_of(trainer, GenerationScorerMixin)
-    return {key: found for s in scorers for key, found in s.resolutions.items()}
 
 
 def may_stop(trainer: Trainer) -> bool:

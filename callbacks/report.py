@@ -25,7 +25,6 @@ from ctrlreward.callbacks.judges import (
 from ctrlreward.callbacks.monitoring import (
     known_bounds,
     known_modes,
-    resolutions,
 )
 from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import stopped_by
@@ -262,7 +261,6 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
         "best_checkpoint": (ours.best_adapter_path if ours else "") or str(best),
         "constraints_met": bool(keeper and keeper.best_model_path),
         "selection": selection_facts(ours, keeper.monitor if keeper else None, {}),
-        "resolution": {key: found._asdict() for key, found in resolutions(trainer).items()},
         "directions": known_modes(trainer),
         "ranges": known_bounds(trainer),
     }

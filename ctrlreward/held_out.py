@@ -13,12 +13,7 @@ import numpy as np
 from ctrlreward.arguments import inner_path, kind_of, positive
 from ctrlreward.completion import Generator, generate_across_ranks
 from ctrlreward.functional.means import valid_mean, valid_row_means
-from ctrlreward.functional.sequential import (
-    PromptScores,
-    Resolution,
-    jackknife_values,
-    resolution,
-)
+from ctrlreward.functional.sequential import PromptScores, jackknife_values
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import (
@@ -74,8 +69,6 @@ class HeldOutScorer:
         by_prompt: Key → last scores of each prompt's completions, shape (prompts,
             generations_per_prompt), or its jackknife value for a score of the corpus, shape
             (prompts, 1).
-        resolutions: Key → difference that these prompts can show, from the second validation on
-            (`ctrlreward.functional.sequential.Resolution`).
 
     Raises:
         TypeError: A value of `scores` is not a component or a scorer.
@@ -112,7 +105,6 @@ class HeldOutScorer:
         self.seed = seed
         self._repeats = generations_per_prompt  # 1 in a trial run of a callback
         self.by_prompt: dict[str, Scores] = {}
-        self.resolutions: dict[str, Resolution] = {}
 
     @property
     def evidence(self) -> dict[str, Scores]:
@@ -201,33 +193,8 @@ class HeldOutScorer:
 
         They are the mean scores, the fail rate and the scores of the corpus, by `<name>/<score>`.
         """
-        before, now = self.by_prompt, found.by_prompt
-        self.by_prompt = now
-        alike = all(key in before and before[key].shape == now[key].shape for key in now)
-        # Equal tables are of the same weights, and show no spread.
-        if alike and any(not np.array_equal(before[k], now[k], equal_nan=True) for k in now):
-            keys = [f"{self.name}/{name}" for name in self.components]
-            self.resolutions = {key: resolution(before[key], now[key]) for key in keys}
+        self.by_prompt = found.by_prompt
         return found.metrics
-
-    def describe_resolutions(self) -> str:
-        """Return `resolutions` in words, one line per score."""
-        lines = [
-            f"Smallest difference between two validations that {len(self.samples)} prompts show in "
-            "four of five cases:"
-        ]
-        for key, r in self.resolutions.items():
-            shown = "not known, as fewer than two prompts have a score at both validations"
-            if r.prompts > 1:
-                spread = f"{r.between_prompts:.3g} between prompts"
-                if np.isfinite(r.between_decodings):
-                    spread += f", {r.between_decodings:.3g} between completions of a prompt"
-                shown = (
-                    f"{r.detectable:.3g}; {r.prompts_for_half} prompts would show half of it "
-                    f"(standard deviation {spread})"
-                )
-            lines.append(f"  {key}: {shown}")
-        return "\n".join(lines)
 
     def _folds(self) -> Iterator[tuple[str, str, CorpusFold]]:
         """Yield key of the component, end of the name, and fold of each score of the corpus."""

@@ -39,13 +39,12 @@ def paired_bootstrap(
     confidence: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
-    within: tuple[float, float] = (-math.inf, math.inf),
 ) -> Estimate:
     """Return the difference mean(after) - mean(before) with its cluster bootstrap interval.
 
     Whole clusters (prefixes) are drawn with replacement, as many as the data have, and the same
     ones for both sides. The interval is the percentile interval of the difference (Efron and
-    Tibshirani, 1993, ch. 13); if all clusters have the same difference, see `unless_alike`.
+    Tibshirani, 1993, ch. 13), infinite if all draws are alike: `unless_alike`.
 
     Args:
         before: Scores, shape (n,). NaN marks a failed sample, which its mean leaves out.
@@ -54,7 +53,6 @@ def paired_bootstrap(
         confidence: Share of the draws inside the interval, in (0, 1).
         resamples: Number of draws.
         seed: Random seed; the same seed gives the same interval.
-        within: Smallest and largest possible difference.
 
     Raises:
         ValueError: The lengths differ, a side has no valid score or an infinite one, `clusters` has
@@ -74,30 +72,20 @@ def paired_bootstrap(
             first, second = (weights @ s / (weights @ c) for s, c in zip(sums, counts, strict=True))
         return {"gain": second - first}
 
-    found = bootstrap(gain, np.arange(len(sums[0])), confidence, resamples, seed)["gain"]
-    both = int(np.count_nonzero(counts[0] * counts[1]))
-    return unless_alike(found, both, confidence, within)
+    members = np.arange(len(sums[0]))
+    return unless_alike(bootstrap(gain, members, confidence, resamples, seed)["gain"])
 
 
-def unless_alike(
-    found: Estimate, clusters: int, confidence: float, within: tuple[float, float], order: int = 1
-) -> Estimate:
-    """Return a wider interval if all draws are alike, which says nothing of other clusters.
-
-    With this confidence, a share of at least s = ((1 - confidence) / 2)^(1 / clusters) of all
-    clusters is like the drawn ones. The others may have any value `within` bounds; infinite ones
-    give an infinite interval. `order` is 2 for a mean over pairs of clusters, of which s² are.
+def unless_alike(estimate: Estimate) -> Estimate:
+    """Return an infinite interval if all draws are alike, which says nothing of other clusters.
 
     Examples:
-        >>> certain = Estimate(value=1.0, low=1.0, high=1.0)
-        >>> unless_alike(certain, clusters=8, confidence=0.95, within=(0.0, 1.0))
-        Estimate(value=1.0, low=0.63..., high=1.0)
+        >>> unless_alike(Estimate(value=1.0, low=1.0, high=1.0)).low
+        -inf
     """
-    if not math.isclose(found.low, found.high, rel_tol=1e-9, abs_tol=1e-12):
-        return found
-    share = ((1 - confidence) / 2) ** (order / max(1, clusters))
-    low, high = (share * found.value + (1 - share) * bound for bound in within)
-    return found._replace(low=low, high=high)
+    if not math.isclose(estimate.low, estimate.high, rel_tol=1e-9, abs_tol=1e-12):
+        return estimate
+    return Estimate(estimate.value, -math.inf, math.inf)
 
 
 def clustered_sides(

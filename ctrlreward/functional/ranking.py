@@ -70,12 +70,10 @@ def paired_auc_bootstrap(
     confidence: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
-    within: tuple[float, float] = (-1.0, 1.0),
 ) -> Estimate:
     """Return the difference AUC(after) - AUC(before) with its cluster bootstrap interval.
 
-    `positive` is True for the rows that should score higher, shape (n,); `within` are the smallest
-    and the largest possible difference. The other arguments, the
+    `positive` is True for the rows that should score higher, shape (n,). The other arguments, the
     draws and the errors are as in `paired_bootstrap`. A draw without a positive or a negative row
     with a valid score is left out; NaN if the data have none.
 
@@ -91,8 +89,7 @@ def paired_auc_bootstrap(
         risen = weighted_auc(second, wanted, weights) - weighted_auc(first, wanted, weights)
         return {"gain": risen}
 
-    found = bootstrap(gain, members, confidence, resamples, seed)["gain"]
-    return unless_alike(found, int(members.max()) + 1, confidence, within, order=2)
+    return unless_alike(bootstrap(gain, members, confidence, resamples, seed)["gain"])
 
 
 def _flags(positive: npt.ArrayLike, rows: int) -> Bools:

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.functional.bootstrap import cluster_numbers
-from ctrlreward.functional.means import valid_row_means
 
 Floats = npt.NDArray[np.float64]
 
@@ -206,52 +205,6 @@ def detectable_difference(
 
     quantiles = stats.t.isf([level / 2, 1 - power], len(valid) - 1).sum()
     return float(quantiles * valid.std(ddof=1) / math.sqrt(len(valid)))
-
-
-class Resolution(NamedTuple):
-    """Resolution of a held-out set for one score.
-
-    Attributes:
-        prompts: Number of prompts with a score at both validations.
-        detectable: Difference that is found in four of five cases at 5 % (`detectable_difference`).
-        prompts_for_half: Number of prompts needed to show half of it.
-        between_prompts: Standard deviation between the prompts' true means; more prompts help.
-        between_decodings: Standard deviation between completions of one prompt; more completions
-            help. NaN with one completion per prompt; `between_prompts` then includes it.
-
-    Examples:
-        >>> Resolution(32, 0.05, 128, between_prompts=0.2, between_decodings=0.1).prompts_for_half
-        128
-    """
-
-    prompts: int
-    detectable: float
-    prompts_for_half: int
-    between_prompts: float
-    between_decodings: float
-
-
-def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
-    """Return the smallest difference that the prompts of two validations can show.
-
-    The spread is estimated on `after`, by analysis of variance: the mean square between prompts is
-    r · between² + within², with r completions per prompt (Searle, Casella and McCulloch 1992, sec.
-    3.5). Scores have shape (prompts, r); NaN for a completion that could not be scored.
-
-    Examples:
-        >>> resolution([[0.2, 0.4], [0.6, 0.4]], [[0.3, 0.5], [0.9, 0.7]]).between_decodings
-        0.141...
-    """
-    first, second = (np.asarray(scores, dtype=np.float64) for scores in (before, after))
-    before_means, after_means = valid_row_means(first), valid_row_means(second)
-    both = int(np.isfinite(after_means - before_means).sum())
-    whole = second[np.isfinite(second).all(axis=1)]
-    rows, repeats = whole.shape
-    within = float(whole.var(axis=1, ddof=1).mean()) if repeats > 1 and rows else math.nan
-    spread = float(whole.mean(axis=1).var(ddof=1)) if rows > 1 else math.nan
-    between = spread if repeats == 1 else float(np.maximum(0.0, spread - within / repeats))
-    detectable = detectable_difference(before_means, after_means)
-    return Resolution(both, detectable, 4 * both, math.sqrt(between), math.sqrt(within))
 
 
 def jackknife_values(whole: float, without: npt.ArrayLike) -> Floats:

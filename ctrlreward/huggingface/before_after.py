@@ -145,7 +145,6 @@ class BeforeAfter(TrainerCallback):
             "best_checkpoint": best if loaded else LAST_STEP,
             "directions": directions(state),
             "ranges": {k: spec.bounds for each in scorers for k, spec in each.specs.items()},
-            "resolution": {k: r._asdict() for each in scorers for k, r in each.resolutions.items()},
             "constraints_met": keeper is None or keeper.selected_step is not None,
             "selection": selection_facts(keeper, keeper.monitor if keeper else None, names),
         }

@@ -142,7 +142,7 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         entry["ranges"] = {key: spec.bounds for key, spec in self.specs.items()}
         self.last_scored_step = entry["step"]
         self.by_prompt = {key: np.array(table) for key, table in entry["by_prompt"].items()}
-        self.resolutions, self._training = {}, True
+        self._training = True
         # A resumed run may evaluate the weights of its checkpoint again (`eval_on_start`).
         self._seen = entry.get("seen", -1)
         start, self._logged = f"{PREFIX}{self.name}/", {}
@@ -179,13 +179,10 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Return the metrics, with the prefix of evaluations, and log them."""
-        first = not self.resolutions
         samples = self._generator.generate(self.prompts, self.generations_per_prompt, self.seed)
         values = self.metrics(on_rank_zero(lambda: self._score(step, samples)))
         logged = {PREFIX + key: value for key, value in values.items()}
         self._log(step, logged)
-        if first and self.resolutions and self.trainer.is_world_process_zero():
-            log.info(self.describe_resolutions())
         return logged
 
     def _log(self, step: int, logged: dict[str, float]) -> None:

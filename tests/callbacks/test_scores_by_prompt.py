@@ -1,4 +1,4 @@
-"""Values of each prompt: means, jackknife values by brute force, and resolution."""
+"""Values of each prompt: means, and jackknife values by brute force."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lightning_choice import GenerationScorer, RewardCheckpoint, pl
+from lightning_choice import GenerationScorer
 
-from ctrlreward import CorpusFold, Distinct, Samples
-from ctrlreward.callbacks.report import run_facts
-from ctrlreward.functional.sequential import resolution
+from ctrlreward import CorpusFold, Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 PROMPTS = Samples(["a", "b", "c", "d"], groups=["x", "x", "y", "y"])
@@ -153,55 +151,3 @@ def test_texts_are_written_before_groups_are_scored_again(fit, writer) -> None:
     with pytest.raises(RuntimeError, match="scored again"):
         fit(writer, [scorer], max_steps=1)
     assert len(read_rows(scorer, 1)) == 8
-
-
-def test_resolution_is_logged_after_the_second_validation(
-    fit, writer, tmp_path, monkeypatch
-) -> None:
-    tables = []
-
-    class Record(pl.Callback):
-        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            tables.append(scorer.by_prompt["score/letters"])
-
-    scores = {
-        "letters": Counts()["letters"],
-        "distinct": Distinct()["distinct_1"],  # one score for all completions of a prompt
-        "failed": lambda texts: [None] * len(texts),
-    }
-    scorer = GenerationScorer(scores, PROMPTS, generations_per_prompt=2)
-    keeper = RewardCheckpoint("score/letters", dirpath=str(tmp_path / "kept"))
-    callbacks = [scorer, Record(), keeper]
-    shown: list[str] = []
-    monkeypatch.setattr("ctrlreward.callbacks.generation.rank_zero_info", shown.append)
-    trainer = fit(writer, callbacks, max_steps=1)
-    trainer.validate(writer, verbose=False)  # the same weights, of which nothing can be learned
-    assert shown == []
-    tables.clear()
-    writer.weight.data.zero_()
-    trainer = fit(writer, callbacks, max_steps=3)
-    assert len(shown) == 1
-    first = resolution(tables[0], tables[1])
-    assert f"score/letters: {first.detectable:.3g}; 16 prompts would show half of it" in shown[0]
-    assert "score/distinct: " in shown[0]
-    assert "nan" not in shown[0]
-    assert shown[0].endswith(
-        "score/failed: not known, as fewer than two prompts have a score at both validations"
-    )
-    summary = run_facts(trainer)
-    last = resolution(tables[1], tables[2])
-    assert summary["resolution"]["score/letters"] == pytest.approx(last._asdict())
-    assert "not distinguishable from" in summary["selection"]["reason"]
-
-
-def test_spread_between_prompts_and_decodings_is_told_apart() -> None:
-    rng = np.random.default_rng(0)
-    level = 2.0 * rng.normal(size=(400, 1))
-    before, after = (level + rng.normal(size=(400, 4)) for _ in range(2))
-    found = resolution(before, after)
-    assert found.between_prompts == pytest.approx(2.0, rel=0.1)
-    assert found.between_decodings == pytest.approx(1.0, rel=0.05)
-    assert (found.prompts, found.prompts_for_half) == (400, 1600)
-    single = resolution(before[:, :1], after[:, :1])
-    assert math.isnan(single.between_decodings)
-    assert single.between_prompts == pytest.approx(math.sqrt(5), rel=0.1)

@@ -22,7 +22,6 @@ from ctrlreward.functional.bootstrap import (
     Floats,
     bootstrap,
     cluster_numbers,
-    unless_alike,
 )
 from ctrlreward.recipes.papers.li2018.preference_sheet import QUESTIONS
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
@@ -63,7 +62,7 @@ def win_rates(
     """Read filled sheets, and return the rates of each pair and question, in the key's order.
 
     An empty cell is not an answer. Intervals are percentile intervals over rows of the sheet: the
-    answers of several people to one row are drawn together. If all rows agree, see `unless_alike`.
+    answers of several people to one row are drawn together. If all rows agree, it is wider.
 
     Args:
         key: `key.csv` of the sheet.
@@ -163,11 +162,22 @@ def _rates(answers: Sequence[tuple[str, int]], resamples: int, seed: int) -> lis
         return {**parts, "difference": parts["1"] - parts["-1"]}
 
     members = cluster_numbers(items)
-    found = bootstrap(shares, members, 0.95, resamples, seed)
-    return [
-        unless_alike(rate, int(members.max()) + 1, 0.95, (-1.0 if name == "difference" else 0.0, 1))
-        for name, rate in found.items()
-    ]
+    rates = bootstrap(shares, members, 0.95, resamples, seed)
+    lowest = {name: -1.0 if name == "difference" else 0.0 for name in rates}
+    return [_unless_alike(r, int(members.max()) + 1, lowest[name]) for name, r in rates.items()]
+
+
+def _unless_alike(rate: Estimate, rows: int, lowest: float) -> Estimate:
+    """Return a wider interval if all rows of the sheet agree, which says nothing of other rows.
+
+    With this confidence, a share of at least s = 0.025^(1 / rows) of all rows is like the drawn
+    ones (Clopper and Pearson 1934). The others may have any value from `lowest` to 1.
+    """
+    if rate.low < rate.high:
+        return rate
+    share = 0.025 ** (1 / rows)
+    low, high = (share * rate.value + (1 - share) * bound for bound in (lowest, 1.0))
+    return Estimate(rate.value, low, high)
 
 
 def _table(found: Sequence[WinRates]) -> str:
