@@ -18,7 +18,7 @@ from ctrlreward.callbacks.monitoring import (
 )
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
-from ctrlreward.plots.curves import draw_front
+from ctrlreward.plots import draw_front
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import ParetoRule, ParetoState
 from ctrlreward.selection.decider import KeepsFront

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,8 +48,7 @@ from ctrlreward.lightning_package import (
     is_sharded,
     misconfigured,
 )
-from ctrlreward.plots.curves import Rows, draw_curves
-from ctrlreward.plots.style import change_text, plain
+from ctrlreward.plots import Rows, draw_curves
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scores, check_columns, reasons_of, score
@@ -349,7 +349,7 @@ def console_table(report: Mapping[str, Any]) -> str:
     for name, judge in judges.items():
         others = [other["value"] for other in judge["others"].values()]
         values[name] = [judge["before"], judge["after"], *others]
-    rows = [("", *columns), *((name, *map(plain, row)) for name, row in values.items())]
+    rows = [("", *columns), *((name, *map(_plain, row)) for name, row in values.items())]
     first, *widths = (max(map(len, cells)) for cells in zip(*rows, strict=True))
     form = f"{{:{max(24, first)}}}" + "".join(f"{{:>{max(10, width + 2)}}}" for width in widths)
     lines = [form.format(*row) for row in rows]
@@ -357,7 +357,7 @@ def console_table(report: Mapping[str, Any]) -> str:
         lines.insert(1 + len(names), "judges, which training and selection did not see:")
     for name, entry in {report["score"]: report, **judges}.items():
         for other, change in {"before": entry, **entry["others"]}.items():
-            lines.append(f"{name}, after - {other}: {change_text(change)}")
+            lines.append(f"{name}, after - {other}: {_change_text(change)}")
     kept = report["best_checkpoint"]
     what = "best checkpoint" if report["constraints_met"] else "NO CHECKPOINT QUALIFIED, last one"
     what = "weights after training" if kept == LAST_STEP else what
@@ -367,3 +367,30 @@ def console_table(report: Mapping[str, Any]) -> str:
         f"{what}: {kept}",
     ]
     return "\n".join(lines)
+
+
+def _plain(value: float) -> str:
+    """Return a number in few characters: `"0.250"`, `"41.920"`, `"1,797,222"`, `"1.23e+12"`.
+
+    A number that rounds to 0 is printed without a sign.
+    """
+    if abs(value) >= 1e9:
+        return f"{value:.2e}"
+    text = f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.3f}"
+    return "0.000" if text == "-0.000" else text
+
+
+def _signed(value: float) -> str:
+    """Return a difference with its sign, but 0 without: `"+0.250"`, `"0.000"`."""
+    text = _plain(value)
+    return text if text == "0.000" or text.startswith("-") else f"+{text}"
+
+
+def _change_text(change: Mapping[str, Any]) -> str:
+    """Return the `difference` of an entry of `summary.json`, and its 95 % interval."""
+    difference, (low, high) = change["difference"], change["difference_ci95"]
+    if difference is None or isnan(difference):
+        return "undefined, since a side has too few texts with a score"
+    if low is None or not isfinite(low):
+        return f"{_signed(difference)} (no interval, since all groups changed alike)"
+    return f"{_signed(difference)} (95 % interval {_signed(low)} to {_signed(high)})"

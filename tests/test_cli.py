@@ -29,7 +29,7 @@ from ctrlreward.callbacks import (
 from ctrlreward.cli import main
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import build, run_folders
-from ctrlreward.plots.curves import curve
+from ctrlreward.plots import curve
 from ctrlreward.selection import StopRule
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"

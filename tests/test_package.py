@@ -206,7 +206,7 @@ main({line.split()})"""
 
 
 MISSING = {
-    "plots": ("from ctrlreward.plots.style import new_figure; new_figure(1, 1)", "a figure"),
+    "plots": ("from ctrlreward.plots import new_figure; new_figure(1, 1)", "a figure"),
     "parquet": (
         command("score a.parquet b.csv --scorers Distinct", "a.parquet"),
         "a.parquet needs pyarrow",

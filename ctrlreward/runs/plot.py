@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ctrlreward.files import read_json
-from ctrlreward.plots.curves import draw_curves
+from ctrlreward.plots import draw_curves
 from ctrlreward.runs.logs import read_log
 
 

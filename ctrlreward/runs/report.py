@@ -23,7 +23,7 @@ from ctrlreward.arguments import check_ending
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import printable, user_errors
 from ctrlreward.files import json_text, write_whole
-from ctrlreward.plots.style import arrowed
+from ctrlreward.plots import arrowed
 from ctrlreward.runs.report_contents import contents
 from ctrlreward.runs.select import add_rule_options, check_rule_options
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ctrlreward.files import finite_or_none
-from ctrlreward.plots.style import SERIES, finish_panel, mark_steps, new_figure, save_figure
+from ctrlreward.plots import SERIES, finish_panel, mark_steps, new_figure, save_figure
 
 _MARKERS = "osD^vP"
 

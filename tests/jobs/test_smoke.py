@@ -15,7 +15,7 @@ from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import read_config
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import TrainCLI, build
-from ctrlreward.plots.curves import curve
+from ctrlreward.plots import curve
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRANSFER = CONFIGS / "textual_transfer"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ctrlreward.plots.style import FIRST, SECOND, finish_panel, new_figure
+from ctrlreward.plots import FIRST, SECOND, finish_panel, new_figure
 from ctrlreward.scorers.ctrleval import Explanation, PatternScore
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.functional.ctrleval import weighted_mean
-from ctrlreward.plots.style import SERIES, finish_panel, new_figure, save_figure
+from ctrlreward.plots import SERIES, finish_panel, new_figure, save_figure
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
 from ctrlreward.recipes.papers.meta_eval.correlations import STATISTICS, cell, print_rows
 from ctrlreward.recipes.papers.meta_eval.published_figures import published

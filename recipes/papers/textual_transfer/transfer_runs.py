@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrlreward.files import JsonLog, read_json
-from ctrlreward.plots.curves import curve
+from ctrlreward.plots import curve
 from ctrlreward.recipes.style_transfer.tradeoff import GMPath, TransferPoint, transfer_path
 
 _MODEL = re.compile(r"m[0-7](?![0-9])", re.IGNORECASE)

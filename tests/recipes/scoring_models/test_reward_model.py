@@ -13,7 +13,7 @@ import pytest
 from ctrlreward import RewardModel, Samples
 from ctrlreward.cli import main
 from ctrlreward.files import JsonLog
-from ctrlreward.plots.curves import curve
+from ctrlreward.plots import curve
 from ctrlreward.recipes.scoring_models import reward_model
 from ctrlreward.tables.row_streams import read_rows
 

@@ -17,7 +17,7 @@ from ctrlreward import Distinct, LexiconSentiment, Reward, Samples, functional
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import TrainCLI, build
-from ctrlreward.plots.curves import curve
+from ctrlreward.plots import curve
 from ctrlreward.policy import LoRA, PolicyTuner
 from ctrlreward.recipes.scoring_models.text_cnn import (
     TextCNN,

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from ctrlreward.files import JsonLog
-from ctrlreward.plots.curves import curve, draw_curves, draw_front
+from ctrlreward.plots import curve, draw_curves, draw_front
 from ctrlreward.runs import plot_run
 
 

@@ -1,26 +1,30 @@
-"""Figures of a run: curves over steps, and the Pareto front."""
+"""Figures of a run: curves over steps, the Pareto front, and the style of all figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, zip_longest
-from math import isfinite
+from math import hypot, isfinite
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ctrlreward.plots.style import (
-    EXCLUDED,
-    FAINT,
-    FIRST,
-    SECOND,
-    arrowed,
-    finish_panel,
-    mark_steps,
-    new_figure,
-    save_figure,
-)
+from ctrlreward.extras import import_extra
+from ctrlreward.files import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
+
+GRID, TEXT = "#e4e4e7", "#3f3f46"
+FIRST, SECOND, FAINT, EXCLUDED = "#2563eb", "#d97706", "#a1a1aa", "#dc2626"
+
+_DPI = 130  # of a PNG
+
+_LABEL = 22.0  # pixels between points whose labels do not overlap, at matplotlib's 100 per inch
+
+# For several runs in one panel.
+SERIES = (FIRST, SECOND, "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
 
 
 def curve(history: Rows, name: str) -> tuple[list[int], list[float]]:
@@ -127,3 +131,57 @@ def _draw(panel: Any, history: Rows, report: Mapping[str, Any], key: str) -> Non
     panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     title = arrowed(name.replace("_", " "), report.get("directions", {}).get(key))
     finish_panel(panel, title, "step", legend=len(panel.get_legend_handles_labels()[0]) > 1)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches, which needs no display."""
+    matplotlib = import_extra("matplotlib.figure", "a figure")
+    return matplotlib.Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the suffix, PNG without one, whole or not at all."""
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=_DPI, format=path.suffix[1:] or "png")
+
+
+def finish_panel(
+    panel: Any,
+    title: str,
+    x_label: str,
+    y_label: str | None = None,
+    *,
+    legend: bool = False,
+    grid: Literal["both", "x"] = "both",
+) -> None:
+    """Add title, axis labels and grid to a panel (matplotlib `Axes`) that has its data."""
+    panel.set_title(title, fontsize=10, color=TEXT, loc="left")
+    panel.set_xlabel(x_label, fontsize=8, color=TEXT)
+    if y_label is not None:
+        panel.set_ylabel(y_label, fontsize=8, color=TEXT)
+    panel.tick_params(labelsize=8, colors=TEXT)
+    panel.grid(axis=grid, color=GRID, linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+    if legend:
+        panel.legend(fontsize=7, frameon=False)
+
+
+def arrowed(label: str, mode: str | None) -> str:
+    """Return a label with an arrow in the better direction, "max" or "min": `"similarity ↑"`."""
+    return label if mode is None else f"{label} {'↑' if mode == 'max' else '↓'}"
+
+
+def mark_steps(panel: Any, steps: Iterable[int], points: Iterable[tuple[float, float]]) -> None:
+    """Write the step of each point next to it, but not over the label of a later one."""
+    panel.autoscale_view()
+    labelled: list[tuple[float, float]] = []
+    for step, point in sorted(zip(steps, points, strict=True), reverse=True):
+        if not all(map(isfinite, point)):
+            continue
+        x, y = (float(value) for value in panel.transData.transform(point))
+        if any(hypot(x - left, y - top) < _LABEL for left, top in labelled):
+            continue
+        labelled.append((x, y))
+        offset = {"xytext": (4, 4), "textcoords": "offset points"}
+        panel.annotate(str(step), point, fontsize=7, color=TEXT, **offset)
