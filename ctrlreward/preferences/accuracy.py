@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ctrlreward.reward import Reward
 from ctrlreward.scorers import Scorer
 from ctrlreward.scorers.base import Scores, score
 from ctrlreward.scorers.components import name_components
-from ctrlreward.tables.row_streams import Row, check_suffix, read_placed
+from ctrlreward.tables.row_streams import Row, read_placed
 from ctrlreward.tables.table_columns import (
     Columns,
     explained_columns,
@@ -27,7 +27,6 @@ from ctrlreward.tables.table_columns import (
     require_column,
     to_samples,
 )
-from ctrlreward.tables.table_writing import encode_rows
 from ctrlreward.text.chats import as_prompt, plain_text
 
 ALL = "all"  # pairs, in place of the name of a subset
@@ -54,18 +53,15 @@ def preferences(
     data: Path,
     reward: str | None = None,
     scorers: Sequence[Scorer] = (),
-    names: list[str] | None = None,
     metrics: Sequence[str] = (),
     pairs: PairColumns = PairColumns(),
     columns: Columns = Columns(),  # noqa: B008 — likewise
-    cluster: str | None = None,
     device: str | None = None,
     output: Path | None = None,
-    scores: Path | None = None,
-    resamples: int = 1000,
-    seed: int = 0,
 ) -> None:
     """Measure how often a reward or a scorer prefers the chosen text of a pair.
+
+    Intervals are of 1,000 bootstrap draws of whole prompts, where several pairs share one.
 
     Args:
         data: The pairs: a .jsonl, .csv or .parquet file with the columns chosen and rejected, as
@@ -74,26 +70,18 @@ def preferences(
             MODULE:FUNCTION.
         scorers: Scorers and their options, as in `ctrlreward score`; further columns of the file
             are read for both texts.
-        names: One name per scorer, which prefixes the names of its scores.
         metrics: Scores that the file has: `score` of the columns chosen_score and rejected_score,
             or score_chosen and score_rejected.
         pairs: Columns of the pairs.
         columns: Other columns of the file, for scorers (null ignores a column).
-        cluster: Column that related pairs share; the prompt, if there is one. The bootstrap draws
-            clusters.
         device: Device of the reward's scorers, such as cuda:1.
         output: JSON file for the figures.
-        scores: File for the scores of each pair: .jsonl, .csv or .parquet.
-        resamples: Bootstrap resamples for the 95 % intervals.
-        seed: Seed of the bootstrap.
     """
     if reward is None and not scorers and not metrics:
         raise ValueError("--reward, --scorers or --metrics (scores that the file has) is needed")
     check_ending("output", output, ".json")
-    if scores is not None:
-        check_suffix(scores)
-    for path in filter(None, (output, scores)):
-        check_writable(path)
+    if output is not None:
+        check_writable(output)
     rows, places = read_placed(data)
     sides = _sides(rows, places, pairs, columns)
     values: dict[str, tuple[Scores, Scores]] = {
@@ -101,28 +89,21 @@ def preferences(
     }
     better = dict.fromkeys(values, True)
     if reward is not None or scorers:
-        found, directions = _scores(sides, places * 2, reward, scorers, names, columns, device)
+        found, directions = _scores(sides, places * 2, reward, scorers, columns, device)
         if both := sorted(values.keys() & found.keys()):
-            raise ValueError(f"{', '.join(both)} is both a column and a score. Pass --names.")
+            raise ValueError(f"{', '.join(both)} is both a column and a score")
         values |= {name: (side[: len(rows)], side[len(rows) :]) for name, side in found.items()}
         better |= directions
-    clusters = _clusters(rows, sides, cluster)
+    clusters = [str(side.get("prompt", f"pair {i}")) for i, side in enumerate(sides[: len(rows)])]
     figures: dict[str, dict[str, PairAccuracy]] = {name: {} for name in values}
     for subset, kept in _subsets(rows, pairs).items():
         own = [clusters[i] for i in kept]
         for name, pair in values.items():
             chosen, rejected = (side[kept] if better[name] else -side[kept] for side in pair)
-            figures[name][subset] = pair_accuracy(chosen, rejected, own, resamples, seed)
+            figures[name][subset] = pair_accuracy(chosen, rejected, own)
     _print(figures, better, data.name, len(set(clusters)))
     if output is not None:
         write_whole(output, json_text({name: _record(each) for name, each in figures.items()}))
-    if scores is not None:
-        columns_of = {
-            f"{side}_{name}": both[i]
-            for name, both in values.items()
-            for i, side in enumerate(("chosen", "rejected"))
-        }
-        write_whole(scores, encode_rows(scores.suffix, rows, columns_of))
 
 
 def _sides(
@@ -181,7 +162,6 @@ def _scores(
     places: Sequence[str],
     reward: str | None,
     scorers: Sequence[Scorer],
-    names: list[str] | None,
     columns: Columns,
     device: str | None,
 ) -> tuple[dict[str, Scores], dict[str, bool]]:
@@ -191,7 +171,7 @@ def _scores(
     samples = to_samples(sides, columns, places)
     with explained_columns(list(sides[0])):
         if scorers:
-            components = name_components(scorers, names, samples)
+            components = name_components(scorers, None, samples)
             found |= score(components, samples)
             better |= {name: c.spec.higher_is_better for name, c in components.items()}
         if reward is not None:
@@ -203,13 +183,6 @@ def _scores(
                 better |= {name: c.spec.higher_is_better for name, c in parts.items()}
             found["reward"], better["reward"] = batch.total, True
     return found, better
-
-
-def _clusters(rows: Sequence[Row], sides: Sequence[Row], name: str | None) -> list[Hashable]:
-    if name is None:
-        return [str(row.get("prompt", f"pair {i}")) for i, row in enumerate(sides[: len(rows)])]
-    require_column(rows, name)
-    return [str(row.get(name)) for row in rows]
 
 
 def _subsets(rows: Sequence[Row], pairs: PairColumns) -> dict[str, list[int]]:

@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -143,15 +142,10 @@ class Examination:
     Attributes:
         findings: One per probe that applies to the texts.
         length_correlation: Component, and `"total"` → Spearman's ρ with the number of words.
-        correlations: Pairs of components → Spearman's ρ.
-        company: Component, and `"total"` → largest change of a text's score when it is scored in
-            a different batch; 0 for a score of single texts, up to rounding.
     """
 
     findings: Sequence[Finding]
     length_correlation: Mapping[str, float]
-    correlations: Mapping[tuple[str, str], float]
-    company: Mapping[str, float]
 
     @property
     def gamed(self) -> Sequence[Finding]:
@@ -208,14 +202,8 @@ def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0
             of_kept, confidence = [clusters[i] for i in kept], 1 - level / len(PROBES)
             findings.append(_finding(probe, own, after, of_kept, confidence))
     words = np.array([len(text.split()) for text in samples.texts], float)
-    names = [name for name in before if name != TOTAL]
-    half = sorted(draw.sample(range(len(samples)), len(samples) // 2))
-    company = _scores(reward, samples[half])
     return Examination(
-        findings,
-        {name: correlate(values, words).spearman for name, values in before.items()},
-        {(a, b): correlate(before[a], before[b]).spearman for a, b in combinations(names, 2)},
-        {name: _largest(company[name] - before[name][half]) for name in before},
+        findings, {name: correlate(values, words).spearman for name, values in before.items()}
     )
 
 
@@ -254,24 +242,6 @@ def best_of_n_curve(proxy: Scores, held_out: Scores) -> list[BestOfN]:
         values = [float((each @ weights).mean()) for each in (chosen, judged)]
         curve.append(BestOfN(n, math.log(n) - (n - 1) / n, *values))
     return curve
-
-
-def overoptimisation(curve: Sequence[BestOfN]) -> tuple[float, float]:
-    """Return α and β of d (α - β d), fitted to the gain in the held-out score.
-
-    d is the square root of the KL divergence (Gao et al., 2023, https://arxiv.org/abs/2210.10760).
-    The gain is largest at d = α / (2β): β above 0 means that a stronger choice by the proxy gains
-    less and less.
-
-    Examples:
-        >>> curve = [BestOfN(1, 0.0, 0.0, 1.0), BestOfN(2, 0.25, 0.0, 1.5), BestOfN(4, 1.0, 0.0, 1)]
-        >>> [round(value, 6) for value in overoptimisation(curve)]
-        [2.0, 2.0]
-    """
-    d = np.sqrt([each.kl for each in curve])
-    gain = np.array([each.held_out - curve[0].held_out for each in curve])
-    (alpha, beta), *_ = np.linalg.lstsq(np.stack([d, -(d**2)], axis=1), gain, rcond=None)
-    return float(alpha), float(beta)
 
 
 def _rows(samples: Samples, draw: random.Random) -> list[Sample]:
@@ -342,8 +312,3 @@ def _finding(
         verdict,
         probe.guard,
     )
-
-
-def _largest(differences: Scores) -> float:
-    found = np.abs(differences[np.isfinite(differences)])
-    return float(found.max()) if len(found) else math.nan

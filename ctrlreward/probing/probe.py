@@ -20,10 +20,10 @@ from ctrlreward.files import json_text
 from ctrlreward.preferences.candidates import rows_by_prompt
 from ctrlreward.probing.examination import (
     TOTAL,
+    BestOfN,
     Examination,
     best_of_n_curve,
     examine,
-    overoptimisation,
 )
 from ctrlreward.reward import AnyReward
 from ctrlreward.samples import MissingColumn, Samples
@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> None:
         judge = load_reward(options.held_out, options.device) if options.held_out else None
         samples = read_texts(options.texts, options.labels, options.count, options.columns)
         try:
-            found = examine(reward, samples, options.seed)
+            found = examine(reward, samples)
         except MissingColumn as error:
             labels = " or --labels LABEL ..." if error.column == "labels" else ""
             raise ValueError(
@@ -92,10 +92,8 @@ def read_texts(
     return Samples([passage.text for passage in chosen], **same, labels=named)
 
 
-def judge_best_of_n(
-    reward: AnyReward, judge: AnyReward, samples: Samples
-) -> tuple[list[Any], tuple[float, float]]:
-    """Return the curve of `best_of_n_curve`, and α and β of it.
+def judge_best_of_n(reward: AnyReward, judge: AnyReward, samples: Samples) -> list[BestOfN]:
+    """Return the curve of `best_of_n_curve`.
 
     Raises a ValueError unless each prompt has the same number of completions, two or more.
     """
@@ -110,28 +108,23 @@ def judge_best_of_n(
     kept = np.isfinite(totals).all(axis=(0, 2))
     if not kept.any():
         raise ValueError("each prompt has a completion without a reward")
-    curve = best_of_n_curve(*(total[kept] for total in totals))
-    return curve, overoptimisation(curve)
+    return best_of_n_curve(*(total[kept] for total in totals))
 
 
-def as_json(found: Examination, judged: tuple[Any, Any] | None) -> dict[str, Any]:
+def as_json(found: Examination, judged: Sequence[BestOfN] | None) -> dict[str, Any]:
     """Return all figures for JSON."""
     result: dict[str, Any] = {
         "gamed": [finding.probe for finding in found.gamed],
         "blind": [finding.probe for finding in found.blind],
         "probes": [asdict(finding) for finding in found.findings],
         "length_correlation": found.length_correlation,
-        "correlations": {f"{a} {b}": r for (a, b), r in found.correlations.items()},
-        "company": found.company,
     }
     if judged:
-        curve, (alpha, beta) = judged
-        result["best_of_n"] = curve
-        result |= {"alpha": alpha, "beta": beta}
+        result["best_of_n"] = judged
     return result
 
 
-def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> None:
+def print_examination(found: Examination, judged: Sequence[BestOfN] | None) -> None:
     """Print the tables."""
     console = plain_console(None if sys.stdout.isatty() else 160)
     components = [name for name in found.length_correlation if name != TOTAL]
@@ -154,20 +147,13 @@ def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> Non
     console.print(table)
     lengths = ", ".join(f"{n} {_signed(r)}" for n, r in found.length_correlation.items())
     console.print(f"rank correlation with the number of words: {lengths}")
-    if found.correlations:
-        pairs = ", ".join(f"{a} and {b} {_signed(r)}" for (a, b), r in found.correlations.items())
-        console.print(f"rank correlation of components: {pairs}")
-    company = ", ".join(f"{name} {value:.2g}" for name, value in found.company.items())
-    console.print(f"largest change of a score in a different batch: {company}")
     if judged:
-        curve, (alpha, beta) = judged
         headings = ("n", "KL", "reward", "held-out score")
         title = "best of n by this reward"
         table = number_table([], headings, title=title, box=None, header_style="")
-        for n, kl, proxy, held_out in curve:
+        for n, kl, proxy, held_out in judged:
             table.add_row(str(n), f"{kl:.3f}", f"{proxy:.4f}", f"{held_out:.4f}")
         console.print(table)
-        console.print(f"held-out gain d (α - β d), d² = KL: α = {alpha:.4f}, β = {beta:.4f}")
     for verdict, which in (("gamed by", found.gamed), ("blind to", found.blind)):
         names = ", ".join(each.probe for each in which) or "none of the probes"
         console.print(f"{verdict}: {names}")
@@ -186,7 +172,6 @@ def _parser() -> CommandParser:
                "reward reads. Default: 40 built-in passages with a prefix each")  # fmt: skip
     parser.add("--labels", "labels of the built-in texts, in turn", nargs="+", type=str)
     parser.add("--count", "number of texts to read", type=int, default=64)
-    parser.add("--seed", "seed of the shuffles", type=int, default=0)
     parser.add("--held_out", "reward or judge, as REWARD, of the best of n completions of each "
                "prompt")  # fmt: skip
     parser.add("--device", "device of all scorers, such as cuda:1")

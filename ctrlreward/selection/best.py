@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -129,9 +129,9 @@ class BestRule:
                 f"0.05)}}, got {self.constraints!r}"
             )
         for key, bounds in self.constraints.items():
-            low, high = bounds
-            ordered = low is None or high is None or low <= high
-            if not ordered or (low is None and high is None):
+            pair = tuple(bounds) if isinstance(bounds, Sequence) else ()
+            ends = [end for end in pair if end is not None]
+            if len(pair) != 2 or not ends or not ends[0] <= ends[-1]:
                 raise ValueError(
                     f"constraints[{key!r}] must be (smallest, largest), None for at most one, "
                     f"got {bounds!r}"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ctrlreward import Reward, Samples
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import load_reward
-from ctrlreward.probing.examination import BestOfN, best_of_n_curve, examine, overoptimisation
+from ctrlreward.probing.examination import best_of_n_curve, examine
 from ctrlreward.text.passages import passages
 
 PASSAGES = passages()[::2]
@@ -133,17 +133,6 @@ def test_a_component_that_is_better_when_lower_gains_when_it_falls() -> None:
     assert found.length_correlation["words"] == pytest.approx(-1)
 
 
-def test_a_score_that_depends_on_its_company_is_told() -> None:
-    def relative(texts: Sequence[str]) -> list[float]:
-        mean = np.mean([len(text) for text in texts])
-        return [len(text) - mean for text in texts]
-
-    found = examine(Reward({"relative": relative, "length": length}), SAMPLES)
-    assert found.company["relative"] > 1
-    assert found.company["length"] == 0
-    assert found.correlations["relative", "length"] > 0.5
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**31))
 def test_best_of_n_is_the_mean_over_all_choices(m: int, prompts: int, seed: int) -> None:
@@ -156,13 +145,6 @@ def test_best_of_n_is_the_mean_over_all_choices(m: int, prompts: int, seed: int)
             for chosen in combinations(range(m), each.n)
         ]
         assert (each.proxy, each.held_out) == pytest.approx(np.mean(choices, axis=0))
-
-
-@given(st.floats(-3, 3), st.floats(-3, 3))
-def test_the_coefficients_are_those_of_the_curve(alpha: float, beta: float) -> None:
-    kls = [0.0, 0.2, 0.5, 0.9, 1.4]
-    curve = [BestOfN(i + 1, kl, 0.0, alpha * kl**0.5 - beta * kl) for i, kl in enumerate(kls)]
-    assert overoptimisation(curve) == pytest.approx((alpha, beta), abs=1e-6)
 
 
 def run(*arguments: str) -> int:
