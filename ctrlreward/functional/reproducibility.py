@@ -91,8 +91,6 @@ class StudyAgreement:
         mean_cv_star: Mean of the metrics' mean CV*, per cent; lower is better.
         correlation: Mean over metrics; `n` is the number of metrics with a correlation.
         system_correlation: Mean over systems; `n` is the number of systems with a correlation.
-        pooled: Correlation over the values of all metrics at once, meaningful only if the
-            metrics share a scale.
         findings: Findings of all metrics together.
         gaps: Values left out.
 
@@ -106,7 +104,6 @@ class StudyAgreement:
     mean_cv_star: float
     correlation: Correlation
     system_correlation: Correlation
-    pooled: Correlation
     findings: Findings
     gaps: tuple[Gap, ...]
 
@@ -149,17 +146,12 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
         runs = [[column[name] for column in run] for run in zip(*rows, strict=True)]
         spread = [a.cv_star[name] for a in metrics.values() if name in a.cv_star]
         systems[name] = SystemAgreement(_finite_mean(spread), _over_pairs(runs))
-    pooled = [
-        [value for metric in names for value in shared[metric][run].values()]
-        for run in range(len(tables))
-    ]
     return StudyAgreement(
         metrics,
         systems,
         _finite_mean(agreement.mean_cv_star for agreement in metrics.values()),
         _mean_of([agreement.correlation for agreement in metrics.values()]),
         _mean_of([agreement.correlation for agreement in systems.values()]),
-        _over_pairs(pooled),
         _sum(agreement.findings for agreement in metrics.values()),
         tuple(gaps),
     )

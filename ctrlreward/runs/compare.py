@@ -205,20 +205,18 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
 
 
 def _correlation_lines(agreement: StudyAgreement) -> Iterator[str]:
-    """Yield the correlation by metric, by system and over all values at once."""
+    """Yield the correlation by metric and by system."""
     metrics, systems = agreement.correlation, agreement.system_correlation
     shown = {f"mean of {counted(metrics.n, 'metric')}": metrics}
     if systems.n:
         shown[f"mean of {counted(systems.n, 'system')}"] = systems
-    if len(agreement.metrics) > 1:
-        shown[f"of all {agreement.pooled.n} values at once"] = agreement.pooled
     for over, values in shown.items():
         pearson, spearman = _correlation(values)
         yield f"correlation (type II): Pearson {pearson}, Spearman {spearman}, {over}"
     if any(values.correlation.n == 2 for values in agreement.metrics.values()):
         yield "  a metric of two systems counts as 1 if they keep their order, as -1 if they swap"
-    if len(agreement.metrics) > 1:
-        yield "  by system and at once, metrics on different scales bring the correlation near 1"
+    if systems.n:
+        yield "  by system, metrics on different scales bring the correlation near 1"
     if systems.n and len(agreement.systems) > _MAX_PRINTED:
         rest = len(agreement.systems) - _MAX_PRINTED
         yield f"  and {counted(rest, 'more system')}: --output FILE.json lists all"

@@ -58,7 +58,6 @@ class Decided(NamedTuple):
     best: int | None
     explanation: str
     front: tuple[int, ...]
-    pareto: KeepDecision | None
     stop: StopDecision | None
     stopped: bool
     alarm: AlarmDecision | None
@@ -127,34 +126,28 @@ class RunRules:
 
     def replay(self, validations: Iterable[RunValidation]) -> Iterator[Decided]:
         """Yield the decisions of the rules at each validation; a `NotLogged` if a key is absent."""
-        given = {"alarm": self.alarm, "best": self.best, "stop": self.stop, "pareto": self.pareto}
-        rules: dict[str, Any] = {name: rule for name, rule in given.items() if rule}
+        every = {"alarm": self.alarm, "best": self.best, "stop": self.stop, "pareto": self.pareto}
+        rules: dict[str, Any] = {name: rule for name, rule in every.items() if rule}
         states = {name: rule.start() for name, rule in rules.items()}
-        stopped = False
+        keeps, stopped = "best" if self.best else "pareto", False
         for each in validations:
             step, metrics, stale, evidence = each
-            decisions: dict[str, Any] = dict.fromkeys(given)
+            decisions: dict[str, Any] = dict.fromkeys(every)
             for name, rule in rules.items():
-                found = rule.update(states[name], step, metrics, stale, evidence)
-                states[name], decisions[name] = found
+                state, decision = rule.update(states[name], step, metrics, stale, evidence)
+                states[name], decisions[name] = state, decision
                 if name == "alarm":
-                    metrics = {**metrics, ALARM_KEY: float(decisions[name].alarm)}
+                    metrics = {**metrics, ALARM_KEY: float(decision.alarm)}
                     stale = set(stale) - {ALARM_KEY}
-            checks: Mapping[str, ConstraintCheck] = {}
-            if self.best:
-                checks = self.best.check_constraints(metrics, stale)
-            if self.stop:
-                stopped = stopped or decisions["stop"].stop
-            chooses = "best" if self.best else "pareto"
-            rule, state = rules.get(chooses), states.get(chooses)
+            stopped = stopped or (self.stop is not None and decisions["stop"].stop)
+            keeper, kept = rules.get(keeps), states.get(keeps)
             yield Decided(
                 each._replace(metrics=metrics),
-                checks,
+                self.best.check_constraints(metrics, stale) if self.best else {},
                 decisions["best"],
-                rule.best(state) if rule else None,
-                rule.explain(state) if rule else "",
+                keeper.best(kept) if keeper else None,
+                keeper.explain(kept) if keeper else "",
                 tuple(states["pareto"].kept) if self.pareto else (),
-                decisions["pareto"],
                 decisions["stop"],
                 stopped,
                 decisions["alarm"],
@@ -169,12 +162,12 @@ class RunRules:
         `chosen` is the decision, of all that were `decided`, that names the selected step.
         """
         key, best = self.monitored[0], chosen.best if chosen else None
-        seen = {each.validation.step: each.validation.metrics for each in decided}
+        values = {each.validation.step: each.validation.metrics.get(key) for each in decided}
         return {
             "step": best,
             "checkpoint": checkpoint,
             "key": key,
-            "value": None if best is None else seen[best][key],
+            "value": None if best is None else values[best],
             "reason": chosen.explanation if chosen else "",
             "stop_step": next((each.validation.step for each in decided if each.stopped), None),
             "alarm_step": next((each.alarm_step for each in decided if each.alarm_step >= 0), None),
