@@ -110,28 +110,3 @@ def test_only_papers_import_papers() -> None:
     ]
     assert wrong == []
     assert sum(module.startswith(PAPERS) for module in FILES) > 30
-
-
-def test_no_module_imports_itself_through_others() -> None:
-    """Imports in functions count; imports for types alone are never made."""
-    graph: dict[str, set[str]] = {}
-    for module in FILES:
-        for_types = {
-            line
-            for node in ast.walk(tree_of(module))
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            for line in range(node.lineno, (node.end_lineno or 0) + 1)
-        }
-        found = {made.module for made in imports(module) if made.line not in for_types}
-        graph[module] = (found & FILES.keys()) - {module}
-    done = set[str]()
-
-    def visit(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, f"a circle of imports: {' → '.join((*path, module))}"
-        if module not in done:
-            for target in sorted(graph[module]):
-                visit(target, (*path, module))
-            done.add(module)
-
-    for module in graph:
-        visit(module, ())

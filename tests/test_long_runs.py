@@ -21,7 +21,7 @@ import psutil
 import pytest
 import pytorch_lightning as pl
 import torch
-from letter_scorers import Letters, letters_reward
+from fakes import Letters, letters_reward
 from lightning_choice import quiet_trainer
 from runs.test_rescore import Writer
 from serving.conftest import running

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decision_cases import PROMPTS, RESUMED, TABLE, ByPrompt, Case, eighths, values
-from scripted_scores import Scripted
+from fakes import Scripted
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,

@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from fakes import ByText
 from lightning_choice import (
     LIGHTNING,
     BeforeAfter,
@@ -24,7 +25,6 @@ from lightning_choice import (
     pl,
     quiet_trainer,
 )
-from scripted_scores import ByText
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy

@@ -20,7 +20,6 @@ from ctrlreward.jobs.training_job import build
 from ctrlreward.policy.model import LoRA, load_policy
 from ctrlreward.samples import as_samples
 from ctrlreward.scorers.records import write_scored_samples
-from ctrlreward.tables.row_streams import read_rows
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT.,"
 KINDS = ("ctrleval", "ctc", "li2018", "rated")
@@ -171,14 +170,6 @@ def test_the_examples_run(
         files_written = [f for name in written for f in (Path(name), *Path(name).glob("*"))]
         assert all(file.stat().st_size > 0 for file in files_written)
         assert capsys.readouterr().out
-
-
-def test_the_first_example_scores_with_both_scorers(files: None) -> None:
-    main(["score", "texts.jsonl", "scored.csv", "--scorers", "CTRLEval", "Perplexity"])
-    (row, *_) = read_rows(Path("scored.csv"))
-    scores = ["coherence", "consistency", "attribute_relevance", "perplexity", "log_likelihood"]
-    assert list(row) == ["text", "prefix", "label", "topic", *scores]
-    assert all(float(row[name]) for name in scores)
 
 
 def test_the_example_of_train_builds(

@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in an empty folder, with the scorers of `shard_scorers` importable."""
+    """Work in an empty folder, with the scorers of `fakes` importable."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(TESTS)
 

@@ -19,8 +19,7 @@ import httpx2
 import numpy as np
 import pyarrow
 import pytest
-from letter_scorers import letters_reward
-from shard_scorers import Length, Rank
+from fakes import Length, Rank, letters_reward
 from warm_python import WarmProcess
 
 from ctrlreward import RemoteReward, Samples
@@ -121,7 +120,7 @@ def test_scores_that_compare_texts_need_one_machine() -> None:
 # Replicas
 
 
-REWARD = "class_path: letter_scorers.placed_reward\ninit_args: {seconds: 0.02}\n"
+REWARD = "class_path: fakes.placed_reward\ninit_args: {seconds: 0.02}\n"
 START = 240  # seconds until Ray and the replicas run
 CLIENTS = 64
 
@@ -298,7 +297,7 @@ def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     fails: Callable[..., str],
 ) -> None:
     path = tmp_path / "reward.yaml"
-    path.write_text("class_path: letter_scorers.unloadable_reward\n")
+    path.write_text("class_path: fakes.unloadable_reward\n")
     address = f"--ray.address={ray_cluster.address}"
     error = "the reward can't be served: OSError: No such folder: models/rater"
     said = fails("serve", path, "--engine=ray", f"--port={free_port()}", address, code=1)

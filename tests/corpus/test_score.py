@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 from corpus.conftest import write_jsonl
-from shard_scorers import Interrupted, Letters, Rank
+from fakes import Interrupted, OneLetter, Rank
 from warm_python import WarmProcess
 
 from ctrlreward import Samples
@@ -29,7 +29,7 @@ from ctrlreward.tables.row_streams import read_rows
 from ctrlreward.tables.table_columns import number_column
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
-BY_LETTERS = "--scorers+=shard_scorers.Letters"
+BY_LETTERS = "--scorers+=fakes.OneLetter"
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -41,7 +41,7 @@ RECORDS[4]["text"] = ""
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score, "PART", 4)
-    Letters.calls.clear()
+    OneLetter.calls.clear()
     Interrupted.calls.clear()
 
 
@@ -98,7 +98,7 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
     accuracy = {"class_path": "Accuracy", "init_args": {"model": evaluators}}
     config = {
         "scorers": [
-            {"class_path": "shard_scorers.Letters", "init_args": {"letter": "o"}},
+            {"class_path": "fakes.OneLetter", "init_args": {"letter": "o"}},
             {"class_path": "ctrlreward.scorers.Accuracy", "init_args": accuracy["init_args"]},
         ],
         "columns": {"text": "output", "label": "wanted"},
@@ -109,12 +109,12 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
     rows = read_rows(Path("out.jsonl"))
     assert [row["letters"] for row in rows] == [1.0, 1.0]
     assert all(0 < row["label_probability"] < 1 for row in rows)
-    assert Letters.calls == [1]  # equal texts are scored once
+    assert OneLetter.calls == [1]  # equal texts are scored once
 
 
 def test_scorers_that_are_not_pointwise_get_all_rows() -> None:
     write_jsonl("in.jsonl", RECORDS)
-    main(["score", "in.jsonl", "out.jsonl", "--scorers+=shard_scorers.Rank"])
+    main(["score", "in.jsonl", "out.jsonl", "--scorers+=fakes.Rank"])
     rows = [row["rank"] for row in read_rows(Path("out.jsonl"))]
     direct = Rank().score(Samples([record["text"] for record in RECORDS]))["rank"]
     assert rows == direct.tolist()
@@ -140,7 +140,7 @@ def test_shards_are_the_whole_file(n: int, refused: Callable[..., str]) -> None:
         main(["score", "in.jsonl", f"out{i}.jsonl", BY_LETTERS, f"--shard={i}/{n}"])
     written = b"".join(Path(f"out{i}.jsonl").read_bytes() for i in range(1, n + 1))
     assert written == Path("whole.jsonl").read_bytes()
-    refused("in.jsonl", "o.jsonl", "--scorers+=shard_scorers.Rank", f"--shard=1/{n}")
+    refused("in.jsonl", "o.jsonl", "--scorers+=fakes.Rank", f"--shard=1/{n}")
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "1/11", "a/b"])
@@ -151,7 +151,7 @@ def test_wrong_shards(shard: str, refused: Callable[..., str]) -> None:
 
 # Interrupted runs
 
-STOPPED = [BY_LETTERS, "--scorers+=shard_scorers.Interrupted"]
+STOPPED = [BY_LETTERS, "--scorers+=fakes.Interrupted"]
 LOG = Path("out.csv.partial.jsonl")
 
 
@@ -180,7 +180,7 @@ def test_a_killed_run_resumes(torn: str, stopped: None, refused: Callable[..., s
         file.write(torn)
     options = [BY_LETTERS, "--scorers.device=cuda", *STOPPED[1:]]
     main(["score", "in.jsonl", "out.csv", *options])  # the device may change
-    assert Letters.calls == Interrupted.calls == [4, 2]
+    assert OneLetter.calls == Interrupted.calls == [4, 2]
     rows = read_rows(Path("out.csv"))
     assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
     assert number_column(rows, "length").tolist() == [len(record["text"]) for record in RECORDS]
@@ -197,7 +197,7 @@ def test_a_run_that_is_killed_at_any_time_loses_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
     write_jsonl("in.jsonl", [{"id": i, "text": f"text {i}"} for i in range(2000)])
-    scorer = ["--scorers", "shard_scorers.Length"]
+    scorer = ["--scorers", "fakes.Length"]
     main(["score", "in.jsonl", "whole.jsonl", *scorer])
     calls = tmp_path / "calls"
     calls.mkdir()
@@ -224,10 +224,10 @@ def test_a_kill_after_the_output_was_written_scores_nothing_again(
         with pytest.raises(SystemExit, match="9"):
             main(["score", "in.jsonl", "out.csv", BY_LETTERS])
     content = Path("out.csv").read_bytes()
-    Letters.calls.clear()
+    OneLetter.calls.clear()
     main(["score", "in.jsonl", "out.csv", BY_LETTERS])
     assert Path("out.csv").read_bytes() == content
-    assert (Letters.calls, LOG.exists()) == ([], False)
+    assert (OneLetter.calls, LOG.exists()) == ([], False)
 
 
 def raises(texts: list[str]) -> list[float]:
@@ -267,7 +267,7 @@ def test_a_log_that_was_cut_off_or_is_of_another_version_is_refused(
     stopped: None, refused: Callable[..., str]
 ) -> None:
     settings, part = LOG.read_text().splitlines()
-    Letters.calls.clear()
+    OneLetter.calls.clear()
     other = {**json.loads(settings), "version": "0.3.0"}
     for content in (
         f"{json.dumps(other)}\n{part}\n",
@@ -277,7 +277,7 @@ def test_a_log_that_was_cut_off_or_is_of_another_version_is_refused(
         LOG.write_text(content)
         assert str(LOG) in refused("in.jsonl", "out.csv", *STOPPED)
         assert LOG.read_text() == content
-    assert Letters.calls == []
+    assert OneLetter.calls == []
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
@@ -292,8 +292,8 @@ def test_a_complete_output_is_not_scored_again(
     capsys.readouterr()
     main(["score", *command])
     assert f"{output} is already complete" in capsys.readouterr().out
-    assert Letters.calls == [4, 4, 2]
-    assert "no rank" in refused(*command[:2], "--scorers+=shard_scorers.Rank")
+    assert OneLetter.calls == [4, 4, 2]
+    assert "no rank" in refused(*command[:2], "--scorers+=fakes.Rank")
     for edited in (records[:-1], [*records, records[0]], [{**records[0], "id": 9}, *records[1:]]):
         write_jsonl("in.jsonl", edited)
         assert "other rows" in refused(*command)
@@ -307,7 +307,7 @@ def test_a_second_process_is_refused(refused: Callable[..., str]) -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         error = refused(*command)
         assert "out.jsonl is in use by another process. Wait for it" in error
-        assert Letters.calls == []
+        assert OneLetter.calls == []
     main(["score", *command])
     assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]
 
@@ -337,4 +337,4 @@ def test_mistakes_are_named_and_write_nothing(
     before = sorted(Path().iterdir())
     assert message in refused(*arguments.split())
     assert sorted(Path().iterdir()) == before
-    assert Letters.calls == []
+    assert OneLetter.calls == []

@@ -11,7 +11,7 @@ import fsspec
 import numpy as np
 import pytest
 from corpus.conftest import write_jsonl
-from shard_scorers import Rank
+from fakes import Rank
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
@@ -44,7 +44,7 @@ def test_a_text_that_is_not_unicode_is_one_nan_and_one_warning(
 ) -> None:
     bad = "soup \ud800 cold"
     write(rows(row_9={"text": bad}))
-    scorers = ["--scorers", "shard_scorers.Length", "shard_scorers.Odd", "shard_scorers.Rank"]
+    scorers = ["--scorers", "fakes.Length", "fakes.Odd", "fakes.Rank"]
     main(["score", "in.jsonl", output, *scorers])
     warnings = [line[9:] for line in capfd.readouterr().err.splitlines() if "in.jsonl" in line]
     assert warnings == ["in.jsonl:10: text is not valid Unicode: its scores are NaN"]
@@ -66,9 +66,9 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "prefix": (
         [{"text": "a b", "prefix": "a"}] * 9 + [{"text": "a b", "prefix": "b"}],
-        "shard_scorers.Length",
+        "fakes.Length",
     ),
-    "size": (rows(row_9={"size": float("inf")}), "shard_scorers.Length"),  # JSON lacks it
+    "size": (rows(row_9={"size": float("inf")}), "fakes.Length"),  # JSON lacks it
 }
 
 
@@ -88,13 +88,13 @@ def test_a_wrong_row_is_named_before_anything_is_scored(
 def test_what_a_scorer_says_names_the_row_of_the_user(caplog: pytest.LogCaptureFixture) -> None:
     write(rows(7, row_6={"text": "odd"}))
     with caplog.at_level("WARNING"):
-        main(["score", "in.jsonl", "out.jsonl", "--scorers=shard_scorers.Odd"])
+        main(["score", "in.jsonl", "out.jsonl", "--scorers=fakes.Odd"])
     assert any(line.startswith("in.jsonl:7: text is odd") for line in caplog.messages)
 
 
 def test_an_error_of_a_scorer_names_the_row(refused: Callable[..., str]) -> None:
     write(rows(7, row_6={"text": "bad"}))
-    error = refused("in.jsonl", "out.csv", "--scorers=shard_scorers.Length")
+    error = refused("in.jsonl", "out.csv", "--scorers=fakes.Length")
     assert error.endswith(" error: in.jsonl:7: text = 'bad': give a good one")
 
 
@@ -104,7 +104,7 @@ def test_an_input_that_was_edited_between_two_runs_is_refused(
     """Also in a column that no scorer reads: the output would have rows of both."""
     calls = tmp_path / "calls"
     calls.mkdir()
-    scorers = ["--scorers", "shard_scorers.Length", f"--scorers.folder={calls}"]
+    scorers = ["--scorers", "fakes.Length", f"--scorers.folder={calls}"]
     command = ["in.jsonl", "out.jsonl", *scorers]
     write(rows(12, row_9={"text": "bad"}))
     assert "in.jsonl:10: text = 'bad'" in refused(*command)
@@ -125,7 +125,7 @@ def test_an_input_that_was_edited_between_two_runs_is_refused(
 
 def test_an_input_by_a_url() -> None:
     fsspec.filesystem("memory").pipe("/corpus/in.csv", b"text\na\n\nbb\n")
-    main(["score", "memory://corpus/in.csv", "out.csv", "--scorers=shard_scorers.Length"])
+    main(["score", "memory://corpus/in.csv", "out.csv", "--scorers=fakes.Length"])
     assert [row["length"] for row in read_rows(Path("out.csv"))] == ["1.0", "", "2.0"]
 
 

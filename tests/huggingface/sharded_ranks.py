@@ -13,7 +13,7 @@ import torch
 import torch.distributed
 import trainer_runs
 from accelerate.state import AcceleratorState, DistributedType, PartialState
-from scripted_scores import ByText
+from fakes import ByText
 
 from ctrlreward import Samples
 from ctrlreward.huggingface import BeforeAfter, GenerationScorer, RewardCheckpoint

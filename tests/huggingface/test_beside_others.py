@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from scripted_scores import Scripted
+from fakes import Scripted
 from thinned import thinned
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import HPSearchBackend
@@ -205,26 +205,23 @@ def test_the_plateau_scheduler_follows_its_own_metric(run: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_save_strategy_best_saves_where_we_select(place: str, run: Callable[..., Any]) -> None:
-    settings = BY_METRIC | {"save_strategy": "best", "load_best_model_at_end": True}
+@pytest.mark.parametrize(
+    ("saving", "theirs", "ours"),
+    [
+        ({"save_strategy": "best"}, {1, 2}, {1, 2, 3}),  # where its metric fell, our score rose
+        (EACH | {"save_total_limit": 2}, {2, 6}, {3, 6}),
+    ],
+)
+def test_saving_is_where_we_select(
+    saving: Any, theirs: set[int], ours: set[int], place: str, run: Callable[..., Any]
+) -> None:
+    settings = BY_METRIC | saving | {"load_best_model_at_end": True}
     plain, found = run(settings, None, "without"), run(settings, None, place)
-    assert plain.checkpoints == {1, 2}  # where its metric fell
-    assert found.checkpoints == {1, 2, 3}  # where our score rose
+    assert (plain.checkpoints, found.checkpoints) == (theirs, ours)
     assert found.trainer.state.best_model_checkpoint.endswith("checkpoint-3")
     assert (found.log, found.seen, found.rates) == (plain.log, plain.seen, plain.rates)
     assert found.best_metric == plain.best_metric == 2.0
     assert found.args == plain.args
-
-
-@pytest.mark.parametrize("place", ["before", "after"])
-def test_save_total_limit_keeps_the_selected_checkpoint(
-    place: str, run: Callable[..., Any]
-) -> None:
-    settings = EACH | BY_METRIC | {"save_total_limit": 2, "load_best_model_at_end": True}
-    plain, found = run(settings, None, "without"), run(settings, None, place)
-    assert plain.checkpoints == {2, 6}
-    assert found.checkpoints == {3, 6}
-    assert (found.log, found.seen, found.rates) == (plain.log, plain.seen, plain.rates)
 
 
 class Trial:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from scripted_scores import Scripted
+from fakes import Scripted
 from trainer_runs import add
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import SaveStrategy
@@ -100,47 +100,28 @@ def test_restored_callbacks_are_the_ones_that_were_passed(
     assert trainer.state.best_global_step == 2
 
 
-def resumed_elsewhere(
-    make: Callable[..., Trainer], tmp_path: Path, lose: Callable[[Path], Path]
-) -> tuple[Trainer, RewardCheckpoint]:
-    """Train 3 steps, of which the first is the best, and 2 more in another folder."""
-    first = make(max_steps=3, **EACH)
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_run_resumed_in_another_folder_names_the_best_where_it_is(
+    make_trainer: Callable[..., Trainer], tmp_path: Path, lost: bool
+) -> None:
+    """Of 3 steps the first is the best; the run goes on in another folder, with it or without."""
     row = [0.0, 0.9, 0.5, 0.3, 0.4, 0.4]
 
-    def ready(trainer: Trainer) -> RewardCheckpoint:
-        keeper = RewardCheckpoint("score/a")
+    def train(steps: int, last: str | None, **more: Any) -> tuple[Trainer, RewardCheckpoint]:
+        trainer, keeper = make_trainer(max_steps=steps, **EACH | more), RewardCheckpoint("score/a")
         add(trainer, Scripted(lambda _, step: [row[step]] * 2, trainer, "max"), 2, keeper)
-        return keeper
+        trainer.train(resume_from_checkpoint=last)
+        return trainer, keeper
 
-    ready(first)
-    first.train()
-    last = lose(Path(first.args.output_dir or ""))
+    train(3, None)
+    first = tmp_path / "run" / "checkpoint-1"
+    if lost:
+        shutil.rmtree(first)
     more = {"load_best_model_at_end": True, "output_dir": str(tmp_path / "other")}
-    second = make(max_steps=5, **EACH | more)
-    keeper = ready(second)
-    second.train(resume_from_checkpoint=str(last))
-    return second, keeper
-
-
-def test_a_run_resumed_in_another_folder_names_the_best_where_it_is(
-    make_trainer: Callable[..., Trainer], tmp_path: Path
-) -> None:
-    trainer, keeper = resumed_elsewhere(make_trainer, tmp_path, lambda run: run / "checkpoint-3")
-    assert keeper.selected_step == trainer.state.best_global_step == 1
-    assert trainer.state.best_model_checkpoint == str(tmp_path / "run" / "checkpoint-1")
-
-
-def test_a_run_resumed_without_its_best_checkpoint_selects_another(
-    make_trainer: Callable[..., Trainer], tmp_path: Path
-) -> None:
-    def lose(run: Path) -> Path:
-        shutil.rmtree(run / "checkpoint-1")
-        return run / "checkpoint-3"
-
-    trainer, keeper = resumed_elsewhere(make_trainer, tmp_path, lose)
+    trainer, keeper = train(5, str(tmp_path / "run" / "checkpoint-3"), **more)
     # Whatever is selected is on disk, and is what was loaded.
     assert keeper.selected_step == trainer.state.best_global_step
     path = Path(str(trainer.state.best_model_checkpoint))
     assert path.is_dir()
     assert path.name == f"checkpoint-{keeper.selected_step}"
-    assert keeper.selected_step in (2, 4)
+    assert path == first or (lost and keeper.selected_step in (2, 4))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import wandb
-from scripted_scores import Scripted
+from fakes import Scripted
 from trainer_runs import train
 from transformers import Trainer, TrainerCallback
 from wandb_runs import read_runs
@@ -101,7 +101,7 @@ def test_tables_and_one_alert(
     assert alert.title == "guard: possible reward hacking"
 
 
-@pytest.mark.parametrize("step", ["below", "equal", "above", "none"])
+@pytest.mark.parametrize("step", ["below", "none"])
 def test_callbacks_advance_no_step_of_the_user(
     make_trainer: Callable[..., Trainer], tmp_path: Path, step: str
 ) -> None:
@@ -110,7 +110,7 @@ def test_callbacks_advance_no_step_of_the_user(
     class User(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             now = state.global_step
-            at = {"below": now // 2, "equal": now, "above": now + 1, "none": None}[step]
+            at = now // 2 if step == "below" else None
             wandb.log({f"user/{now}": now}, step=at)
 
     def logged() -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import trainer_runs
-from scripted_scores import Scripted
+from fakes import Scripted
 from transformers import Trainer, TrainerCallback
 
 from ctrlreward.huggingface import BeforeAfter, GenerationScorer, RewardCheckpoint

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from scripted_scores import Scripted
+from fakes import Scripted
 from trainer_runs import SETTINGS, train
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -195,7 +195,7 @@ def test_seq2seq(tiny_t5: str, tmp_path: Path) -> None:
         processing_class=tokenizer,
     )
     scorer = Scripted(rise_and_fall, trainer, "max")
-    with pytest.raises(ValueError, match="have neither prefixes nor prompts"):
+    with pytest.raises(ValueError, match="prefixes nor prompts"):
         GenerationScorer(trainer, {"a": scorer["a"]}, ["the soup"])
     prompts = Samples(["", ""], prefixes=["", ""], prompts=["the soup", "the bus"])
     best, stop = add_all(trainer, prompts, generation={"max_new_tokens": 3})
@@ -282,5 +282,5 @@ def test_a_resumed_run_scores_texts_whose_scores_were_lost(
     assert summary["before"]["a"] == 0.5  # scored at the step of the resumption
     assert summary["after"]["a"] == 0.75
     path.unlink()
-    with pytest.raises(FileNotFoundError, match="Resume with the output_dir of that time"):
+    with pytest.raises(FileNotFoundError, match="output_dir"):
         run(4, str(tmp_path / "run" / "checkpoint-3"))

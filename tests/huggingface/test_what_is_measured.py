@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from asked_models import inputs_seen
-from scripted_scores import Scripted
+from fakes import Scripted
 from trainer_runs import tiny_trainer, train
 from transformers import (
     AutoModelForCausalLM,
@@ -45,7 +45,6 @@ def lengths(texts: list[str]) -> list[int]:
 REWARD = Reward(lengths)
 ALONE = as_reward_funcs(REWARD)
 CONTINUED = as_reward_funcs(REWARD, {"prefixes": "prompt"})
-LABELLED = as_reward_funcs(REWARD, {"labels": "tone"})
 
 
 # functions, prompt, what the trainer has → what the model reads, text and prompt of a score
@@ -103,14 +102,6 @@ def test_scores_read_what_the_reward_reads(make_trainer: Callable[..., Trainer],
         (function,) = functions
         _, of_reward = function.samples([prompt], ["!"], {})
         assert (of_reward.texts[0], of_reward.prompts[0]) == expected[1:]
-
-
-def test_columns_are_mapped_as_for_the_reward(make_trainer: Callable[..., Trainer]) -> None:
-    trainer = SimpleNamespace(
-        processing_class=make_trainer().processing_class, reward_funcs=LABELLED
-    )
-    samples = prompts_as_texts(trainer, [{"prompt": "ab", "tone": "warm"}]).samples
-    assert Samples(**{k: v for k, v in samples.items() if k != "tone"}).labels == ("warm",)  # type: ignore[union-attr]
 
 
 def test_a_space_at_the_end_of_a_prompt_is_read_as_in_training(

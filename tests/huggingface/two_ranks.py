@@ -15,8 +15,8 @@ import torch
 import torch.distributed
 import trainer_runs
 from decision_cases import BY_PROMPT, CASES
+from fakes import Scripted
 from forked_ranks import on_two_ranks
-from scripted_scores import Scripted
 from transformers import Trainer, TrainerCallback
 
 from ctrlreward import HeldOutScorer, Samples

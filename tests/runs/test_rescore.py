@@ -16,9 +16,9 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from counting_module import Counting
+from fakes import Share, Variety
 from hypothesis import given
 from hypothesis import strategies as st
-from letter_judges import Share, Variety
 from lightning_choice import quiet_trainer
 from trainer_runs import tiny_trainer
 from transformers import TrainerCallback
@@ -54,10 +54,10 @@ KEYS = {"score/share", "score/variety", "score/fail_rate", "score/corpus/share"}
 JUDGE = {
     "components": {
         "consonants": {
-            "class_path": "letter_judges.Share",
+            "class_path": "fakes.Share",
             "init_args": {"letters": "bcdfghklmnprstvwxyz"},
         },
-        "variety": {"class_path": "letter_judges.Variety"},
+        "variety": {"class_path": "fakes.Variety"},
     }
 }
 
@@ -359,9 +359,9 @@ def test_scores_of_more_than_the_texts_are_refused(
 ) -> None:
     judge = {
         "components": {
-            "content": {"class_path": "letter_judges.Share", "init_args": {"column": "sources"}},
-            "answer": {"class_path": "letter_judges.Share", "init_args": {"column": "histories"}},
-            "share": {"class_path": "letter_judges.Share"},
+            "content": {"class_path": "fakes.Share", "init_args": {"column": "sources"}},
+            "answer": {"class_path": "fakes.Share", "init_args": {"column": "histories"}},
+            "share": {"class_path": "fakes.Share"},
         }
     }
     (folder / "judge.yaml").write_text(yaml.safe_dump(judge))

@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 import pytest
 import uvicorn
+from fakes import Letters, Rank
 from fastapi import FastAPI
-from letter_scorers import Letters, Rank
 
 from ctrlreward import Reward
 from ctrlreward.serving.application import create_app

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import Letters, Rank, letters_reward
 from fastapi import HTTPException
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from letter_scorers import Letters, Rank, letters_reward
 
 from ctrlreward import Reward, Samples
 from ctrlreward.serving.batcher import Batcher

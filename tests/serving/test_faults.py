@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from letter_scorers import Letters, letters_reward
+from fakes import Letters, letters_reward
 
 from ctrlreward import RemoteReward, Reward, Samples
 

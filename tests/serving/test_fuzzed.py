@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from letter_scorers import Letters
+from fakes import Letters
 from schemathesis.engine import events, from_schema
 
 from ctrlreward import Reward
@@ -102,9 +102,9 @@ def test_no_json_breaks_a_route(
     """What is not JSON, or more than a parser takes, is a 400; what is no text of ours a 422."""
     caplog.set_level("INFO")
     client = start(live_server).client
-    for damaged in (b"", b"\xff"):
-        reply = client.post("/score", content=damaged, headers=JSON)
-        assert reply.status_code == 400
+    for route in ("/score", "/get_reward"):
+        for damaged in (b"", b"\xff", b'{"query": [}'):
+            assert client.post(route, content=damaged, headers=JSON).status_code == 400
     for route, body in BODIES:
         for name, value in VALUES.items():
             content = (body % value).encode()

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import tenacity
-from letter_scorers import Letters
+from fakes import Letters
 
 from ctrlreward import Component, Reward, RewardBatch, Samples
 from ctrlreward.adapters import openrlhf, trl

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from counting_module import Counting
-from letter_scorers import Letters
+from fakes import Letters
 from lightning_choice import (
     Generation,
     GenerationScorer,

@@ -15,8 +15,8 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+from fakes import letters_reward
 from fastapi import FastAPI
-from letter_scorers import letters_reward
 from warm_python import WarmProcess
 
 from ctrlreward import CTRLEval, Distinct, Perplexity, RemoteReward, Reward
@@ -24,12 +24,12 @@ from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.serving.application import create_app
 
-BARE = "class_path: letter_scorers.letters_reward\ninit_args: {seconds: %s}\n"
+BARE = "class_path: fakes.letters_reward\ninit_args: {seconds: %s}\n"
 RECIPE = """
 model:
   class_path: ctrlreward.policy.PolicyTuner
   init_args:
-    reward: {class_path: letter_scorers.letters_reward}
+    reward: {class_path: fakes.letters_reward}
 """
 
 
@@ -117,7 +117,7 @@ def total(i: int) -> float:
     return float(letters_reward()(["soup" * (i + 1)], labels="o").total[0])
 
 
-UNDER_A_KEY = "reward: {class_path: letter_scorers.letters_reward}\n"
+UNDER_A_KEY = "reward: {class_path: fakes.letters_reward}\n"
 
 
 @pytest.mark.parametrize("content", [BARE % 0.0, UNDER_A_KEY, RECIPE])
@@ -164,7 +164,7 @@ def test_components_as_a_reader_of_the_page_writes_them(
 def test_a_component_is_the_import_path_of_a_function(
     written: Callable[[str], Path], given: str
 ) -> None:
-    path = written("components:\n  length: " + given % "letter_scorers.lengths")
+    path = written("components:\n  length: " + given % "fakes.lengths")
     assert build_reward(path)(["soup", "foo"]).total.tolist() == [4, 3]
 
 
@@ -172,8 +172,8 @@ def test_conditions_and_scales_in_the_short_form(written: Callable[[str], Path])
     path = written(
         """
 components:
-  letters: {scorer: letter_scorers.Letters, score: letters}
-  length: {scorer: letter_scorers.Letters, score: length, given: letters, at_least: 2}
+  letters: {scorer: fakes.Letters, score: letters}
+  length: {scorer: fakes.Letters, score: length, given: letters, at_least: 2}
 aggregate: mean_minus_deviation
 scales: {letters: [1.0, 1.0], length: [5.0, 3.0]}
 penalty: 0.5
@@ -217,7 +217,7 @@ def test_a_mistake_is_an_error(
 def test_a_reward_that_can_not_be_loaded_ends_the_server(
     written: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = written("class_path: letter_scorers.unloadable_reward\n")
+    path = written("class_path: fakes.unloadable_reward\n")
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(path), "--port", "0"])
     assert ended.value.code == 1
@@ -267,7 +267,7 @@ def test_sigterm_finishes_what_was_accepted_and_logs_hold_no_text(
 def test_sigterm_ends_a_server_whose_scorer_hangs(
     written: Callable[[str], Path], serve: Callable[..., Server]
 ) -> None:
-    server = serve(written("class_path: letter_scorers.hanging_reward\n"), "--grace", "1")
+    server = serve(written("class_path: fakes.hanging_reward\n"), "--grace", "1")
     url = server.ready()
     content = json.dumps({"samples": [{"text": "hold", "label": "o"}]})
     with ThreadPoolExecutor(1) as threads:
