@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -20,7 +20,6 @@ from torch.nn import Module
 
 from ctrlreward.adapters._conversion import completions_of
 from ctrlreward.adapters.trl import _RewardFunc
-from ctrlreward.arguments import positive
 from ctrlreward.engine.sharing import locked
 from ctrlreward.files import JsonLog, without_nan
 from ctrlreward.ranks import rank_and_ranks
@@ -46,15 +45,15 @@ def watch(
     level: float = LEVEL,
     tolerances: Mapping[str, float] | None = None,
     weights: Sequence[float] | None = None,
-    samples_per_step: int | None = None,
 ) -> Watched:
     """Return the reward function with the same values and exceptions, logged and watched.
 
-    Logs each step under `watch/`: means and standard deviations of the reward and its components
-    (`watch/component/<name>`), seconds, failures, and the statistics of `DriftMonitor`. They go to
-    `log_metric` where the trainer passes it (TRL), else to the active run of W&B, else to
-    `watch-<process>.jsonl` in the current folder. With several ranks, rank 0 writes and tests its
-    own completions. An error of the recording is logged once, and ends the watching.
+    Logs each step, a call or 64 calls for one completion, under `watch/`: means and standard
+    deviations of the reward and its components (`watch/component/<name>`), seconds, failures, and
+    the statistics of `DriftMonitor`. They go to `log_metric` where the trainer passes it (TRL),
+    else to the active run of W&B, else to `watch-<process>.jsonl` in the current folder. With
+    several ranks, rank 0 writes and tests its own completions. An error of the recording is logged
+    once, and ends the watching.
 
     An alarm is a warning in the log of Python, and in `alarms` of the result: the reward has risen,
     and completions have drifted beyond a tolerance from the first ten steps in length or
@@ -71,8 +70,6 @@ def watch(
         level: Probability of any false alarm in the whole run.
         tolerances: Largest drift that doesn't matter, by statistic: see `DriftMonitor`.
         weights: Weight of each function of a list, as in `GRPOConfig(reward_weights=...)`.
-        samples_per_step: Completions of a step, for trainers whose calls are parts of a step. By
-            default a call is a step; calls of one completion are collected in steps of 64.
 
     Raises:
         TypeError: `reward` is neither callable nor a list of callables.
@@ -92,17 +89,15 @@ def watch(
                 f"reward must be a function, a Reward or a list of functions, got "
                 f"{shortened(function)}. For a reward model, use RewardModel(model)."
             )
-    if not functions:
-        raise ValueError("reward is an empty list, must have at least one function")
-    if weights is not None and len(weights) != len(functions):
-        raise ValueError(f"weights has {len(weights)} items for {len(functions)} functions")
+    if len(functions) != len(weights or functions):
+        raise ValueError(f"weights must have {len(functions)} items, got {len(weights or ())}")
     names = [_name_of(function) for function in functions]
     recorder = _Recorder(
         names=[n if names.count(n) == 1 else f"{n}_{i + 1}" for i, n in enumerate(names)],
         weights=np.ones(len(functions)) if weights is None else np.array(weights, float),
         monitor=DriftMonitor(level=level, tolerances=tolerances),
         path=None if path is None else Path(path),
-        samples_per_step=positive("samples_per_step", samples_per_step),
+        calls=[[] for _ in functions],
     )
     watched = [_watched(each, i, recorder) for i, each in enumerate(functions)]
     return cast(Watched, watched if isinstance(reward, list) else watched[0])
@@ -228,15 +223,13 @@ class _Recorder:
     weights: Floats
     monitor: DriftMonitor
     path: Path | None
-    samples_per_step: int | None
-    parts: dict[int, _Call] = field(default_factory=dict)  # of one call of all functions
-    calls: list[_Call] = field(default_factory=list)  # of one step
+    calls: list[list[_Call]]  # of each function, in one step
     steps: int = 0
     failed: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings and statistics; a copy in another process starts a new call."""
-        return {**self.__dict__, "parts": {}, "calls": []}
+        """Return the settings and statistics; a copy in another process starts a new step."""
+        return {**self.__dict__, "calls": [[] for _ in self.names]}
 
     def record(self, index: int, read: Callable[[], _Call]) -> None:
         """Record a call of a function; an error is logged once, and ends the recording."""
@@ -245,30 +238,19 @@ class _Recorder:
         try:
             call = read()
             with locked(self):
-                self._add(index, call)
+                self.calls[index].append(call)
+                needed = SINGLE_SAMPLES if len(call.rollouts.texts) == 1 else 1
+                if all(sum(len(c.rollouts.texts) for c in calls) >= needed for calls in self.calls):
+                    step, self.calls = self._joined(), [[] for _ in self.names]
+                    self._end_step(step)
         except Exception as error:  # training is worth more than its log
             self.failed = True
             reason = f"{type(error).__name__}: {error}"
             log.warning("watch stops: %s. The reward itself is not affected.", reason)
 
-    def _add(self, index: int, call: _Call) -> None:
-        first = next(iter(self.parts.values()), call)
-        if index in self.parts or first.rollouts.texts != call.rollouts.texts:  # one was not called
-            self.parts.clear()
-        self.parts[index] = call
-        if len(self.parts) < len(self.names):
-            return
-        self.calls.append(self._joined())
-        self.parts.clear()
-        single = len(call.rollouts.texts) == 1
-        needed = self.samples_per_step or (SINGLE_SAMPLES if single else 1)
-        if sum(len(each.rollouts.texts) for each in self.calls) >= needed:
-            calls, self.calls = self.calls, []
-            self._end_step(_concatenated(calls))
-
     def _joined(self) -> _Call:
         """Return one call of all functions, with their weighted sum, as TRL computes it."""
-        parts = [self.parts[i] for i in range(len(self.names))]
+        parts = [_concatenated(calls) for calls in self.calls]
         if len(parts) == 1:
             return parts[0]
         columns = np.array([part.rollouts.rewards for part in parts])
