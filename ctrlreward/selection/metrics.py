@@ -123,11 +123,9 @@ def chosen_level(level: float, k: int) -> float:
     return level_of_test(level, k) / k
 
 
-def describe(difference: PairedDifference, mode: Mode | None = "max") -> str:
-    """Return a difference in words; of a gain with mode "min", the difference of the scores."""
+def describe(difference: PairedDifference) -> str:
+    """Return a difference in words."""
     value, low, high, prompts = difference
-    if mode == "min":
-        value, low, high = -value, -high, -low
     if math.isinf(low) and math.isinf(high):
         return f"difference {value:+z.4f}, too few prompts ({prompts}) for an interval"
     if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):  # other prompts may differ

@@ -224,26 +224,19 @@ class StopRule:
         if not gain > 0 or state.leader is None or state.compared < 1:
             return gain > 0
         level = level_of_test(self.level, state.compared)
-        difference = self._gain(state.leader, now, level)
-        return difference is None or difference.low > 0
+        difference = state.leader.differs(now, self.monitor, level)
+        return difference is None or _is_shown(difference, sign_of(self.mode))
 
     def _decline(self, state: StopState, now: Validation) -> str:
         """Return the reason if the scores of the prompts show a decline, else ""."""
         k, leader = state.compared, state.leader
         if not self.decline or k < 1 or leader is None:
             return ""
-        difference = self._gain(leader, now, 2 * chosen_level(self.level, k))
-        if difference is None or difference.high >= 0:
+        level = 2 * chosen_level(self.level, k)  # one side of the interval decides
+        difference = leader.differs(now, self.monitor, min(level, 0.5))
+        if difference is None or not _is_shown(difference, -sign_of(self.mode)):
             return ""
-        return f"is worse than at step {leader.step}, {describe(difference, self.mode)},"
-
-    def _gain(self, before: Validation, now: Validation, level: float) -> PairedDifference | None:
-        """Return the difference with its interval, positive if now is better."""
-        difference = before.differs(now, self.monitor, min(level, 0.5))
-        if difference is None or self.mode != "min":
-            return difference
-        value, low, high, prompts = difference
-        return PairedDifference(-value, -high, -low, prompts)
+        return f"is worse than at step {leader.step}, {describe(difference)},"
 
     def _beyond_limits(self, score: float) -> tuple[str | None, str]:
         """Return cause and reason of an immediate stop, else `(None, "")`."""
@@ -259,3 +252,8 @@ class StopRule:
 
     def _describe(self, what: str, score: float, best: float) -> str:
         return f"{self.monitor} {what} (now {score:.4f}, best {best:.4f})"
+
+
+def _is_shown(difference: PairedDifference, sign: float) -> bool:
+    """Return whether a difference is shown to have this sign."""
+    return difference.low > 0 if sign > 0 else difference.high < 0
