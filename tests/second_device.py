@@ -291,10 +291,7 @@ def register() -> None:
         is_initialized=lambda: True,
         manual_seed=lambda seed: None,  # the generator is the CPU's
         manual_seed_all=lambda seed: None,
-        mem_get_info=lambda device=None: (
-            memory.limit - memory.live[_index(device)],
-            memory.limit,
-        ),
+        mem_get_info=lambda device=None: (memory.limit - memory.live[_index(device)], memory.limit),
         set_device=lambda device: None,
         set_rng_state=lambda state, device=None: torch.set_rng_state(state),
         stream=_in_stream,

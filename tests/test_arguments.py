@@ -2,12 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ctrlreward.arguments import (
-    did_you_mean,
-    one_of,
-    positive,
-    some_of,
-)
+from ctrlreward.arguments import did_you_mean, one_of, positive, some_of
 
 KNOWN = ("mean", "sum")
 

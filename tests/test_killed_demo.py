@@ -92,10 +92,7 @@ def uncut(
 
 @pytest.mark.parametrize("kill", range(KILLS))
 def test_the_demo_killed_at_a_random_moment(
-    kill: int,
-    uncut: tuple[float, dict[str, Any]],
-    tiny_llama: Callable[[str], str],
-    tmp_path: Path,
+    kill: int, uncut: tuple[float, dict[str, Any]], tiny_llama: Callable[[str], str], tmp_path: Path
 ) -> None:
     seconds, expected = uncut
     demo = Demo(tmp_path / "demo", tiny_llama(cli.LETTERS))

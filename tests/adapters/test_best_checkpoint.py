@@ -59,8 +59,7 @@ def test_a_validation_before_training_has_no_checkpoint_to_name(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "rules",
-    [RunRules(pareto=ParetoRule({"reward": "max", "acc": "max"})), RunRules(alarm=ALARM)],
+    "rules", [RunRules(pareto=ParetoRule({"reward": "max", "acc": "max"})), RunRules(alarm=ALARM)]
 )
 def test_a_front_is_chosen_from_on_disk_and_no_rule_names_none(
     tmp_path: Path, rules: RunRules

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning_choice import (
-    GenerationScorer,
-    ParetoCheckpoint,
-)
+from lightning_choice import GenerationScorer, ParetoCheckpoint
 
 from ctrlreward.callbacks import pareto as module_under_test
 

@@ -20,9 +20,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:the checkpoint of"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:the checkpoint of")]
 
 # Values by step, from 0. Patience of 2 on `a` ends at 5; 2 is best with `b` of at least 0.5.
 A = [0.5, 0.25, 0.75, 0.875, 0.5, 0.5, 0.5, 0.5, 0.5]

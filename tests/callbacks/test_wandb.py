@@ -11,12 +11,7 @@ import pytest
 import torch
 import wandb
 from decision_cases import ByPrompt
-from lightning_choice import (
-    ProxyGuard,
-    RolloutSamples,
-    WandbLogger,
-    pl,
-)
+from lightning_choice import ProxyGuard, RolloutSamples, WandbLogger, pl
 from thinned import thinned
 from wandb_runs import OfflineRun, read_runs
 

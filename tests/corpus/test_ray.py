@@ -292,9 +292,7 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_the_cluster_as_it_was(
 
 @pytest.mark.soak
 def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
-    ray_cluster: Any,
-    tmp_path: Path,
-    fails: Callable[..., str],
+    ray_cluster: Any, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
     path = tmp_path / "reward.yaml"
     path.write_text("class_path: fakes.unloadable_reward\n")

@@ -35,11 +35,7 @@ from ctrlreward.jobs.training_job import TrainCLI, build
 from ctrlreward.scorers import Rubric, Task
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("**/*.md")),
-]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 SHELL = {"console", "bash", "sh", "shell"}
 
 BLOCK = re.compile(

@@ -127,9 +127,7 @@ def run(make_trainer: Callable[..., Trainer], tmp_path: Path) -> Callable[..., A
     """Function that trains in a situation, and returns what the trainer did."""
 
     def train(
-        settings: dict[str, Any],
-        other: TrainerCallback | None,
-        place: str,
+        settings: dict[str, Any], other: TrainerCallback | None, place: str
     ) -> SimpleNamespace:
         trainer = make_trainer(
             **{"max_steps": STEPS, "learning_rate": 0.01, **settings},

@@ -23,8 +23,7 @@ def folder(
 
 
 @pytest.mark.parametrize(
-    ("kind", "kill"),
-    [("GRPO", "scoring"), ("Seq2Seq", "scoring"), ("Seq2Seq", "saving")],
+    ("kind", "kill"), [("GRPO", "scoring"), ("Seq2Seq", "scoring"), ("Seq2Seq", "saving")]
 )
 def test_a_killed_run_decides_as_an_uncut_one(folder: Path, kind: str, kill: str) -> None:
     codes = json.loads((folder / kind / "codes.json").read_text())

@@ -17,12 +17,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning_choice import (
-    MisconfigurationException,
-    Objective,
-    RewardShaping,
-    quiet_trainer,
-)
+from lightning_choice import MisconfigurationException, Objective, RewardShaping, quiet_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 from trainer_clients import VERL, Importer

@@ -9,13 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from ctrlreward import Distinct, Reward
 from ctrlreward.jobs.training_job import build
-from ctrlreward.policy import (
-    Generation,
-    LoRA,
-    Objective,
-    OptimizerConfig,
-    PolicyTuner,
-)
+from ctrlreward.policy import Generation, LoRA, Objective, OptimizerConfig, PolicyTuner
 
 FILE = """
 model:

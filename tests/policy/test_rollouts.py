@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning_choice import LoRA
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 from tuner_records import drift
 
 from ctrlreward import Samples

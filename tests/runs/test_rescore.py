@@ -415,9 +415,7 @@ def test_the_selection_of_the_run_is_replayed(
     keys = ["share", "consonants", "variety", "corpus/consonants", "total"]
     assert names == [f"best by score/{key}" for key in keys]
     best = RewardCheckpoint(
-        "score/share",
-        dirpath=str(tmp_path / "c"),
-        constraints={"score/variety": (None, 0.4)},
+        "score/share", dirpath=str(tmp_path / "c"), constraints={"score/variety": (None, 0.4)}
     )
     lightning_run(tmp_path / "live", FIRST, best)
     assert found["decisions"][0]["logged"]["step"] == best.selected_step

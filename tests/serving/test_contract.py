@@ -59,11 +59,7 @@ def test_the_reply_is_the_json_that_the_contract_shows() -> None:
                 "components": {"relevance": 0.7, "perplexity": "Infinity"},
                 "failed": False,
             },
-            {
-                "total": None,
-                "components": {"relevance": None, "perplexity": 3.0},
-                "failed": True,
-            },
+            {"total": None, "components": {"relevance": None, "perplexity": 3.0}, "failed": True},
         ],
         "seconds": 0.12,
         "fingerprint": "f",

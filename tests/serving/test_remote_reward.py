@@ -338,9 +338,7 @@ def test_a_reply_of_another_replica_is_an_error(scripted: Scripted) -> None:
         RemoteReward(scripted.url)(["soup"], labels="o")
 
 
-def test_a_server_that_comes_back_with_the_same_reward_is_asked_again(
-    scripted: Scripted,
-) -> None:
+def test_a_server_that_comes_back_with_the_same_reward_is_asked_again(scripted: Scripted) -> None:
     remote = RemoteReward(scripted.url)
     assert remote(["soup"], labels="o").total.tolist() == [1.0]
     address = scripted.server.server_address

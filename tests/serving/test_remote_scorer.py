@@ -113,9 +113,7 @@ def test_components_of_one_scorer_are_one_request(live_server: Callable[..., Any
 
 
 def test_a_policy_learns_from_it_as_from_the_same_reward_in_process(
-    tiny_llama: Callable[[str], str],
-    live_server: Callable[..., Any],
-    tmp_path: Path,
+    tiny_llama: Callable[[str], str], live_server: Callable[..., Any], tmp_path: Path
 ) -> None:
     def rewarded(reward: Reward) -> tuple[list[list[float]], list[torch.Tensor]]:
         totals: list[list[float]] = []

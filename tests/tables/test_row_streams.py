@@ -67,7 +67,7 @@ def test_parquet_types_come_from_all_rows() -> None:
     content = encode_rows(".parquet", rows, {"s": np.array([1.0, np.nan, 3.0])})
     table = pyarrow.parquet.read_table(io.BytesIO(content))
     assert [str(field.type) for field in table.schema] == [
-        *("double", "string", "list<element: int64>", "double"),
+        *("double", "string", "list<element: int64>", "double")
     ]
     assert table["a"].to_pylist() == [None, 1.0, 2.5]
     assert table["s"].to_pylist() == [1.0, None, 3.0]

@@ -233,15 +233,6 @@ def test_equals_one_text_at_a_time(
     assert values.std(axis=0).min() > 0.01  # the texts are told apart
 
 
-def test_a_folder_gives_back_what_was_saved(folder: str) -> None:
-    classifier = TextCNNClassifier(folder)
-    assert classifier.labels == LABELS
-    assert classifier.network.config.words == WORDS
-    assert classifier.network.config.widths == (2, 3, 5)
-    assert not classifier.network.training
-    assert not any(weight.requires_grad for weight in classifier.network.parameters())
-
-
 @given(st.lists(st.lists(st.sampled_from("abCd")).map(" ".join)), st.integers(1, 4))
 def test_frequent_words_equal_brute_force(texts: list[str], least: int) -> None:
     counts = Counter(" ".join(texts).lower().split())

@@ -5,9 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.recipes.style_transfer.tradeoff import (
-    transfer_path,
-)
+from ctrlreward.recipes.style_transfer.tradeoff import transfer_path
 
 curves = st.dictionaries(st.integers(0, 6), st.floats(0, 1) | st.just(math.nan), max_size=5)
 

@@ -6,11 +6,7 @@ import csv
 from collections import Counter
 from pathlib import Path
 
-from ctrlreward.recipes.papers.meta_eval.published_figures import (
-    PUBLISHED,
-    best_model,
-    published,
-)
+from ctrlreward.recipes.papers.meta_eval.published_figures import PUBLISHED, best_model, published
 
 # Tables of which the list of published correlations has nothing.
 BESIDES = ("CTC Table F.5", "CTC Table F.6")
