@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from ctrlreward import Component, Reward, Samples, fit_scales
+from ctrlreward import MeanMinusDeviation, Minimum, Reward, Samples, fit_scales
 from ctrlreward.callbacks import ReferenceReward, RewardShaping, UsefulRange
 from ctrlreward.probing import examination as probing
 from ctrlreward.scorers import FunctionScorer
@@ -61,27 +61,23 @@ def repeated(completions: Sequence[str]) -> list[float]:
 PLANTED: dict[str, Callable[..., list[float]]] = {"words": words, "overlap": overlap}
 
 
-def on_one_scale(aggregate: str) -> Reward:
-    return Reward(PLANTED, aggregate, scales=fit_scales(PLANTED, SOUND))  # type: ignore[arg-type]
+def on_one_scale(aggregate: type[Minimum]) -> Reward:
+    return Reward(PLANTED, aggregate(fit_scales(PLANTED, SOUND)))
 
 
 def with_conditions(**more: object) -> Reward:
     """Length counts where the source is taken up, and that where the words are not all its own."""
     return Reward(
-        {
-            "own": (own, 0.0),
-            "words": Component(FunctionScorer(words), "words", given="overlap", at_least=0.25),
-            "overlap": Component(FunctionScorer(overlap), "overlap", given="own", at_least=0.5),
-            **more,  # type: ignore[dict-item]
-        }
+        {"own": (own, 0.0), **PLANTED, **more},  # type: ignore[dict-item]
+        given={"words": ("overlap", 0.25), "overlap": ("own", 0.5)},
     )
 
 
 REPEATED = (FunctionScorer(repeated, higher_is_better=False), -1.0)
 REWARDS: Mapping[str, Callable[[], Reward]] = {
     "none": lambda: Reward(PLANTED),
-    "`min`": lambda: on_one_scale("min"),
-    "`mean_minus_deviation`": lambda: on_one_scale("mean_minus_deviation"),
+    "`min`": lambda: on_one_scale(Minimum),
+    "`mean_minus_deviation`": lambda: on_one_scale(MeanMinusDeviation),
     "conditions": with_conditions,
     "repetition, weight -1": lambda: Reward({**PLANTED, "repeated": REPEATED}),
     "conditions and repetition": lambda: with_conditions(repeated=REPEATED),

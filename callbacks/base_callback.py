@@ -9,9 +9,9 @@ from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from ctrlreward.arguments import counted
 from ctrlreward.callbacks.lightning_internals import log_as_before, log_at_global_step
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
-from ctrlreward.items import counted
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,

@@ -120,7 +120,7 @@ class RangeMultipliers:
     def values(self, samples: Samples, scored: RewardBatch) -> dict[str, Scores]:
         """Return the bounded scores of n samples by range, each of shape (n,)."""
         own = self.components
-        scores = fail_together(lambda: score(own, samples)) if own else {}
+        scores = fail_together(lambda: score(own, samples).warned()) if own else {}
         return {n: scores[n] if n in own else scored.components[n] for n in self.ranges}
 
     def observe(self, rewards: Scores, values: Mapping[str, Scores]) -> dict[str, float]:

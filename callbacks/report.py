@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ctrlreward.arguments import inner_path, positive
+from ctrlreward.arguments import counted, inner_path, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.judges import (
     AUC,
@@ -39,7 +39,6 @@ from ctrlreward.completion import (
 )
 from ctrlreward.files import JsonLog, json_text, without_nan, write_whole
 from ctrlreward.held_out import components_by_name
-from ctrlreward.items import counted
 from ctrlreward.lightning_package import (
     LightningModule,
     ModelCheckpoint,
@@ -51,7 +50,7 @@ from ctrlreward.lightning_package import (
 from ctrlreward.plots import Rows, draw_curves
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scores, check_columns, reasons_of, score
+from ctrlreward.scorers.base import Component, Scores, check_columns, score
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import explain_some, read_scored_file, write_scored_samples
 from ctrlreward.selection.best import CHOICES, LAST_STEP
@@ -295,8 +294,9 @@ def scored_texts(
     missing = {key: each for key, each in components.items() if key not in scores}
     if missing:
         with fixed_randomness(seed):
-            scores |= score(missing, texts)
-            reasons = told | reasons_of(missing, texts)
+            found = score(missing, texts)
+            scores |= found.warned()
+            reasons = told | found.reasons
             # Kept if an explanation fails.
             write_scored_samples(path, texts, scores, reasons=reasons)
             explained = explain_some(components, texts)

@@ -9,6 +9,10 @@ from . import scorers as scorers
 from . import selection as selection
 from . import serving as serving
 from .adapters.watching import watch as watch
+from .aggregates import GM as GM
+from .aggregates import MeanMinusDeviation as MeanMinusDeviation
+from .aggregates import Minimum as Minimum
+from .aggregates import Weighted as Weighted
 from .held_out import HeldOutScorer as HeldOutScorer
 from .models.classifier import Classifier as Classifier
 from .models.frequency import InverseFrequency as InverseFrequency
@@ -25,7 +29,6 @@ from .scorers import AttributeClassifier as AttributeClassifier
 from .scorers import BARTScore as BARTScore
 from .scorers import Component as Component
 from .scorers import CompositeScorer as CompositeScorer
-from .scorers import CorpusFold as CorpusFold
 from .scorers import Criterion as Criterion
 from .scorers import CTRLEval as CTRLEval
 from .scorers import Distinct as Distinct

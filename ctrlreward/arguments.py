@@ -101,6 +101,11 @@ def sign_of(direction: str | None) -> float:
 Number = TypeVar("Number", int, float, int | None, float | None)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun: `"1 pair"`, `"2 pairs"`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def kind_of(value: object) -> str:
     """Return the type of a value for a message: `"a str"`, `"an int"`."""
     name = type(value).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,15 +16,7 @@ from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import PromptScores, jackknife_values
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import (
-    Component,
-    CorpusFold,
-    Scorer,
-    Scores,
-    ScoreSpec,
-    reasons_of,
-    score,
-)
+from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 from ctrlreward.scorers.records import write_scored_samples
 
@@ -45,7 +37,7 @@ class HeldOutScores(NamedTuple):
     """
 
     scores: dict[str, Scores]
-    reasons: dict[str, list[str]]
+    reasons: dict[str, Sequence[str]]
     metrics: dict[str, float]
     by_prompt: dict[str, Scores]
 
@@ -119,18 +111,20 @@ class HeldOutScorer:
         """Direction and range of each key."""
         specs = {key: component.spec for key, component in self.components.items()}
         specs[FAIL_RATE] = ScoreSpec(False, (0.0, 1.0))
-        for key, end, _ in self._folds():
-            spread = ScoreSpec(False, (0.0, np.inf))
-            specs[f"{CORPUS}/{key}{end}"] = spread if end else self.components[key].spec
+        for key, component in self.components.items():
+            read = (component.name, *component.scorer.corpus_columns)
+            for name in _corpus_of(key, component, dict.fromkeys(read, np.full(1, np.nan))):
+                spread = ScoreSpec(False, (0.0, np.inf))
+                specs[name] = spread if name.endswith(_DEVIATION) else component.spec
         return {f"{self.name}/{key}": spec for key, spec in specs.items()}
 
     @property
     def scored(self) -> dict[str, Component]:
-        """The components, and under separate keys the parts of scores of the corpus."""
+        """The components, and under separate keys what the scores of the corpus read."""
         return self.components | {
-            f"{CORPUS}/{key}/{name}": Component(self.components[key].scorer, name)
-            for key, _, fold in self._folds()
-            for name in fold.parts
+            f"{CORPUS}/{key}/{name}": Component(component.scorer, name)
+            for key, component in self.components.items()
+            for name in component.scorer.corpus_columns
         }
 
     @property
@@ -167,10 +161,12 @@ class HeldOutScorer:
                 again with the values of the prompts that do not follow from these scores.
             scores: Values of `scored`, if they are known.
         """
+        reasons: dict[str, Sequence[str]] = {}
         if scores is None:
-            scores = score(self.scored, samples)
+            found = score(self.scored, samples)
+            scores = found.warned()
+            reasons = {key: found.reasons[key] for key in self.components if key in found.reasons}
         shown = {key: scores[key] for key in self.components}
-        reasons = reasons_of(self.components, samples)
         if path is not None:
             write_scored_samples(path, samples, shown, reasons=reasons)
         corpus, jackknifed = self._corpus_values(scores)
@@ -196,26 +192,27 @@ class HeldOutScorer:
         self.by_prompt = found.by_prompt
         return found.metrics
 
-    def _folds(self) -> Iterator[tuple[str, str, CorpusFold]]:
-        """Yield key of the component, end of the name, and fold of each score of the corpus."""
-        for key, component in self.components.items():
-            for end, fold in component.corpus_folds.items():
-                yield key, end, fold
-
     def _corpus_values(
         self, scores: Mapping[str, Scores]
     ) -> tuple[dict[str, float], dict[str, Scores]]:
         """Return the scores of the corpus, and the jackknife values of each, (prompts,)."""
-        values, jackknifed, repeats = {}, {}, self._repeats
-        for key, end, fold in self._folds():
-            parts = [scores[f"{CORPUS}/{key}/{name}"] for name in fold.parts]
-            name = f"{CORPUS}/{key}{end}"
-            values[name] = fold.fold(*parts)
+        values, jackknifed, repeats = dict[str, float](), {}, self._repeats
+        for key, component in self.components.items():
+            columns = {n: scores[f"{CORPUS}/{key}/{n}"] for n in component.scorer.corpus_columns}
+            columns[component.name] = scores[key]
+            whole = _corpus_of(key, component, columns)
+            starts = range(0, len(scores[key]), repeats) if whole else ()
             left_out = [
-                fold.fold(*(np.delete(part, slice(start, start + repeats)) for part in parts))
-                for start in range(0, len(parts[0]), repeats)
+                _corpus_of(
+                    key,
+                    component,
+                    {n: np.delete(each, slice(i, i + repeats)) for n, each in columns.items()},
+                )
+                for i in starts
             ]
-            jackknifed[name] = jackknife_values(values[name], left_out)
+            values |= whole
+            for name, value in whole.items():
+                jackknifed[name] = jackknife_values(value, [each[name] for each in left_out])
         return values, jackknifed
 
     def _jackknifed_groups(
@@ -223,17 +220,27 @@ class HeldOutScorer:
     ) -> dict[str, Scores]:
         """Return the jackknife values, (prompts,), of the scores that a group of texts shares."""
         repeats = self._repeats
-        # Failed samples are not counted, and not warned about again.
+        # Failed samples are not counted.
         failed = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
         rows = [
             [row for row in range(len(samples)) if row // repeats != prompt and not failed[row]]
             for prompt in range(len(samples) // repeats)
         ]
-        without = [score(grouped, samples[kept]) for kept in rows]
+        without = [score(grouped, samples[kept]).scores for kept in rows]
         return {
             key: jackknife_values(valid_mean(scores[key]), [valid_mean(w[key]) for w in without])
             for key in grouped
         }
+
+
+_DEVIATION = "_deviation"
+
+
+def _corpus_of(key: str, component: Component, columns: Mapping[str, Scores]) -> dict[str, float]:
+    """Return the score of the corpus and its deviation, by the keys of metrics, if it has any."""
+    figures = component.scorer.corpus_of(columns)
+    names = {f"{CORPUS}/{key}{end}": f"{component.name}{end}" for end in ("", _DEVIATION)}
+    return {name: figures[figure] for name, figure in names.items() if figure in figures}
 
 
 def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Component]:

@@ -7,51 +7,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, get_args
+from typing import Any, Literal, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.arguments import did_you_mean, not_negative, one_of
+from ctrlreward.aggregates import AGGREGATES, Aggregate, Weighted
+from ctrlreward.arguments import one_of
 from ctrlreward.engine.accelerators import scoring_stream
-from ctrlreward.functional.aggregates import counted_where, disagreement, mean_minus_deviation
-from ctrlreward.functional.transfer import GM_THRESHOLDS, checked_thresholds, gm_of
+from ctrlreward.functional.aggregates import counted_where
 from ctrlreward.placement import Worker
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
-from ctrlreward.scorers.base import (
-    LARGEST,
-    METHODS_OF_METRICS,
-    Component,
-    Scorer,
-    Scores,
-    reasons_of,
-    score,
-)
+from ctrlreward.scorers.base import LARGEST, Component, Scorer, Scores, score
 from ctrlreward.scorers.components import ComponentLike, as_component
-
-Aggregate = Callable[[Mapping[str, Scores]], Scores]
 
 # A component, or an object that becomes one, with an optional weight.
 Given: TypeAlias = ComponentLike | tuple[ComponentLike, float]
 Components: TypeAlias = Mapping[str, Given] | Sequence[Given] | ComponentLike
 
-Thresholds: TypeAlias = tuple[float, float, float, float]
-AggregateName: TypeAlias = Literal[
-    "weighted", "gm", "min", "mean_minus_deviation", "geometric_mean"
-]
-AccuracyScore: TypeAlias = Literal["accuracy", "label_probability"]
-Scales: TypeAlias = Mapping[str, tuple[float, float]]
-
-# The aggregates of an ensemble: members that measure the same, on one scale.
-_ENSEMBLES = ("min", "mean_minus_deviation")
-# The aggregates that take an option.
-_TAKES = {"thresholds": ("gm",), "scales": _ENSEMBLES, "penalty": ("mean_minus_deviation",)}
-
-# Column of a `RewardBatch` with the deviation of an ensemble's members.
-DISAGREEMENT = "disagreement"
+# Name of a component → name and threshold of the one that it is conditional on.
+Conditions: TypeAlias = Mapping[str, tuple[str, float]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +38,7 @@ class RewardBatch:
     Attributes:
         total: One reward per sample, float64, shape (n,); NaN if it failed.
         components: Each score by name, float64, shape (n,); with a condition the value that counts.
-            With the aggregate `"mean_minus_deviation"` also `disagreement`.
+            With `MeanMinusDeviation` also `disagreement`.
         failed: True where a component is NaN, or the total is NaN or beyond float32, shape (n,).
         seconds: Wall time of scoring.
         reasons: A judge's reasons by component, n of each.
@@ -122,15 +99,14 @@ class RewardBatch:
 class AnyReward(ABC):
     """Base of `Reward`, which scores in this process, and `RemoteReward`, which queries a server.
 
-    `components` are by name, `derived` the names of the further columns of its batches. `weights`
-    belong to a weighted reward, `thresholds` (t1 to t4) and `accuracy_score` to `"gm"`; else None.
+    `components` are by name, `derived` the names of the further columns of its batches, `given` the
+    conditions. `weights` belong to a weighted reward, else None.
     """
 
     components: Mapping[str, Component]
     derived: tuple[str, ...]
+    given: Conditions
     weights: Mapping[str, float] | None
-    thresholds: Thresholds | None
-    accuracy_score: AccuracyScore | None
     _worker: Worker
 
     def __call__(
@@ -149,16 +125,6 @@ class AnyReward(ABC):
         if name not in self.components:
             raise KeyError(f"no component {name!r}; the reward has {', '.join(self.components)}")
         return self.components[name]
-
-    if not TYPE_CHECKING:  # a type checker would assume that the class has every attribute
-
-        def __getattr__(self, name: str) -> Any:
-            if name in ("score", *METHODS_OF_METRICS):
-                raise AttributeError(
-                    f"{type(self).__name__} has no method {name!r}. Call reward(texts, ...).total, "
-                    "one reward per text, or .components[name]."
-                )
-            return object.__getattribute__(self, name)  # raises the error again
 
     def submit(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
@@ -188,41 +154,24 @@ class Reward(AnyReward):
         components: Name → component or (component, weight). A component is `scorer["coherence"]`,
             a scorer with a single score, or a plain function (see `FunctionScorer`). Also one
             component, or a list of them, which are named by their scores.
-        aggregate: One of
-
-            - `"weighted"`: the sum of weight × score. The default weight is 1, or -1 for a score
-              that is better when lower.
-            - `"gm"`: the adjusted geometric mean of an accuracy, a similarity and a perplexity
-              (Pang & Gimpel 2019, eq. 1). The accuracy is `accuracy`, the decision, or
-              `label_probability`, which is graded above t1.
-            - `"min"`: the lowest score (worst-case optimisation of Coste et al. 2023).
-            - `"mean_minus_deviation"`: the mean minus `penalty` times the standard deviation, the
-              `disagreement`, of components that measure the same with different models
-              (uncertainty-weighted optimisation, with the deviation in place of the paper's
-              variance). Like `"min"` it needs a common scale: `scales`, or scores that are better
-              when higher and have one range.
-            - `"geometric_mean"`: of scores of 0 or more that are better when higher.
-            - A callable that maps the scores by name, each of shape (n,), to totals of shape (n,).
+        aggregate: An aggregate of `ctrlreward.aggregates`, or its name: `"weighted"`, the sum of
+            weight × score (`Weighted`); `"gm"`, the adjusted geometric mean of an accuracy, a
+            similarity and a perplexity (`GM`); `"min"`, the lowest score (`Minimum`);
+            `"mean_minus_deviation"` (`MeanMinusDeviation`). Or a callable that maps the scores by
+            name, each of shape (n,), to totals of shape (n,).
         device: Device to move all scorers to; None keeps the devices.
-        thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its classifier, word
-            vectors and language model. With t1 ≥ 0, a copied input of the other style has reward 0.
-        scales: Component → mean and standard deviation on good texts, as `fit_scales` returns
-            them: each score becomes the number of deviations by which it is better than the mean.
-        penalty: λ of `"mean_minus_deviation"`, ≥ 0; None takes 1.
-
-    A `Component` with `given` and `at_least` counts only for samples where the named component
-    reaches the threshold, and is 0 otherwise (GDPO, Liu et al. 2026, eq. 8). A loss counts
-    everywhere, so that no sample gains by failing a condition. If the condition fails (NaN), so
-    does the sample.
+        given: Name of a component → another one's and a threshold: the component counts only for
+            samples where the other one reaches it, and is 0 otherwise (GDPO, Liu et al. 2026, eq.
+            8). A loss counts everywhere, so that no sample gains by failing a condition. If the
+            condition fails (NaN), so does the sample.
 
     Attributes:
-        aggregate: The function from scores by name to totals. For others see `AnyReward`.
+        aggregate: The aggregate, for these components. For others see `AnyReward`.
 
     Raises:
         TypeError: `components` is of another type.
-        ValueError: No components, two of one name, a scorer with several scores, a weight that
-            rewards the wrong direction, components that the aggregate can't combine, an option
-            that it doesn't take, or a condition that can't be met.
+        ValueError: No components, two of one name, a scorer with several scores, components that
+            the aggregate can't combine, or a condition that can't be met.
 
     Examples:
         >>> from ctrlreward import Perplexity, Similarity, WordVectors
@@ -241,68 +190,32 @@ class Reward(AnyReward):
     def __init__(
         self,
         components: Components,
-        aggregate: AggregateName | Aggregate = "weighted",
+        aggregate: Literal["weighted", "gm", "min", "mean_minus_deviation"]
+        | Aggregate
+        | Callable[[Mapping[str, Scores]], Scores] = "weighted",
         device: str | None = None,
-        thresholds: Thresholds | None = None,
-        scales: Scales | None = None,
-        penalty: float | None = None,
+        given: Conditions | None = None,
     ) -> None:
-        self.components, given_weights = _split(components)
-        self._conditional = conditions(self.components)
-        self.derived = ()
-        self.weights = self.thresholds = self.accuracy_score = None
-        if isinstance(aggregate, Component | Scorer):
-            raise TypeError(f"aggregate = {aggregate!r:.60}. Pass several components as a list.")
-        if not callable(aggregate):
-            one_of("aggregate", str(aggregate), (*get_args(AggregateName), "a callable"))
-        options = {"thresholds": thresholds, "scales": scales, "penalty": penalty}
-        for name, given in options.items():
-            if given is not None and aggregate not in _TAKES[name]:
-                raise ValueError(
-                    f"aggregate = {aggregate!r} does not take {name}, only "
-                    f"{' and '.join(map(repr, _TAKES[name]))} can."
-                )
-        not_negative("penalty", penalty)
-        if given_weights and aggregate != "weighted":
+        self.components, weights = _split(components)
+        if isinstance(aggregate, str):
+            aggregate = AGGREGATES[one_of("aggregate", aggregate, AGGREGATES)]()
+        if weights and not isinstance(aggregate, Weighted):
             raise ValueError(
-                f"aggregate = {aggregate!r} does not take weights, got weights for "
-                f"{', '.join(given_weights)}. Pass these components without a weight."
+                f"the components {', '.join(weights)} have weights, which the aggregate does not "
+                "take: pass them without"
             )
-        # Partials instead of closures, so that a reward can be pickled.
-        self.aggregate: Aggregate
-        if aggregate == "weighted":
-            self.weights = {
-                name: given_weights.get(name, 1.0 if c.spec.higher_is_better else -1.0)
-                for name, c in self.components.items()
-            }
-            for name, weight in self.weights.items():
-                check_direction(name, self.components[name], weight)
-            self.aggregate = partial(weighted_sum, self.weights)
-        elif aggregate in _ENSEMBLES:
-            self._one_scale = _one_scale(str(aggregate), self.components, scales)
-            if aggregate == "min":
-                self.aggregate = partial(lowest, self._one_scale)
-            else:
-                penalty = 1.0 if penalty is None else float(penalty)
-                self.aggregate = partial(conservative, self._one_scale, penalty)
-                self.derived = (DISAGREEMENT,)
-        elif aggregate == "geometric_mean":
-            for name, component in self.components.items():
-                spec = component.spec
-                if not spec.higher_is_better or spec.range[0] < 0:
-                    raise ValueError(
-                        f"aggregate = 'geometric_mean' needs scores of 0 or more that are better "
-                        f"when higher, but {name} has the range {spec.range}. Use a probability, "
-                        "or another aggregate."
-                    )
-            self.aggregate = geometric_mean
-        elif aggregate == "gm":
-            self.thresholds = checked_thresholds(thresholds or GM_THRESHOLDS)
-            self.accuracy_score, names = _gm_components(self.components)
-            self.aggregate = partial(gm_of, names, self.thresholds)
-        else:
-            assert callable(aggregate)
-            self.aggregate = aggregate
+        if isinstance(aggregate, Weighted):
+            aggregate = Weighted({**aggregate.weights, **weights})
+        if isinstance(aggregate, Aggregate):
+            aggregate = aggregate.check(self.components)
+        elif not callable(aggregate) or isinstance(aggregate, Component | Scorer):
+            raise TypeError(
+                f"aggregate must be a name, an aggregate or a callable, got {shortened(aggregate)}"
+            )
+        self.aggregate = aggregate
+        self.derived = aggregate.derived if isinstance(aggregate, Aggregate) else ()
+        self.weights = aggregate.weights if isinstance(aggregate, Weighted) else None
+        self.given = ordered_conditions(self.components, given or {})
         self.device = device
         if device is not None:
             for scorer in self._scorers():
@@ -325,25 +238,28 @@ class Reward(AnyReward):
 
     def combine(self, components: Mapping[str, Scores], seconds: float) -> RewardBatch:
         """Return the rewards of samples whose scores are known; see `RewardBatch`."""
-        n = len(next(iter(components.values())))
-        if self._conditional:
-            components = counted(self._conditional, components)
-        total = np.asarray(self.aggregate(components), dtype=np.float64)
+        scores = dict(components)
+        for name, (condition, at_least) in self.given.items():
+            higher = self.components[name].spec.higher_is_better
+            scores[name] = counted_where(scores[name], scores[condition], at_least, higher)
+        n = len(next(iter(scores.values())))
+        total = np.asarray(self.aggregate(scores), dtype=np.float64)
         if total.shape != (n,):
-            problem = f"aggregate returned shape {total.shape} for {n} samples"
-            raise ValueError(f"{problem}. Return one number per sample.")
+            raise ValueError(
+                f"aggregate returned shape {total.shape} for {n} samples, must be one number per "
+                "sample"
+            )
         valid = np.abs(total) <= LARGEST  # False for NaN
-        failed = ~valid | np.isnan([*components.values()]).any(axis=0)
-        if self.derived:
-            spread = disagreement(_members(self._one_scale, components))
-            components = {**components, DISAGREEMENT: spread}
-        return RewardBatch(np.where(failed, np.nan, total), components, failed, seconds)
+        failed = ~valid | np.isnan([*scores.values()]).any(axis=0)
+        if isinstance(self.aggregate, Aggregate):
+            scores |= self.aggregate.further(scores)
+        return RewardBatch(np.where(failed, np.nan, total), scores, failed, seconds)
 
     def _score(self, samples: Samples) -> RewardBatch:
         started = time.perf_counter()
-        scores = scoring_stream(self.device)(score)(self.components, samples)
-        batch = self.combine(scores, time.perf_counter() - started)
-        return replace(batch, reasons=reasons_of(self.components, samples))
+        found = scoring_stream(self.device)(score)(self.components, samples)
+        batch = self.combine(found.warned(), time.perf_counter() - started)
+        return replace(batch, reasons=found.reasons)
 
     def _scorers(self) -> list[Scorer]:
         return list(dict.fromkeys(component.scorer for component in self.components.values()))
@@ -398,24 +314,6 @@ def _split(components: Components) -> tuple[dict[str, Component], dict[str, floa
     return split, weights
 
 
-def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> Scores:
-    """Return the sum of weight × score over the names in `weights`, shape (n,)."""
-    return np.sum([weight * scores[name] for name, weight in weights.items()], axis=0)
-
-
-def counted(
-    conditional: Mapping[str, Component], scores: Mapping[str, Scores]
-) -> dict[str, Scores]:
-    """Return scores by name, masked where the conditions that `conditions` returns fail."""
-    result = dict(scores)
-    for name, c in conditional.items():
-        assert c.given is not None
-        assert c.at_least is not None
-        higher = c.spec.higher_is_better
-        result[name] = counted_where(result[name], result[c.given], c.at_least, higher)
-    return result
-
-
 def fit_scales(
     components: RewardLike, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
 ) -> dict[str, tuple[float, float]]:
@@ -452,122 +350,26 @@ def fit_scales(
     return scales
 
 
-def lowest(scales: Scales, scores: Mapping[str, Scores]) -> Scores:
-    """Return the lowest of the scores of each sample, shape (n,); NaN if one is."""
-    lowest: Scores = _members(scales, scores).min(axis=0)
-    return lowest
-
-
-def conservative(scales: Scales, penalty: float, scores: Mapping[str, Scores]) -> Scores:
-    """Return `mean_minus_deviation` of the scores on their scales, shape (n,)."""
-    return mean_minus_deviation(_members(scales, scores), penalty)
-
-
-def _members(scales: Scales, scores: Mapping[str, Scores]) -> Scores:
-    """Return the scores in `scales` on one scale, shape (members, n)."""
-    return np.stack([(scores[name] - mean) / unit for name, (mean, unit) in scales.items()])
-
-
-def _one_scale(
-    aggregate: str, components: Mapping[str, Component], scales: Scales | None
-) -> dict[str, tuple[float, float]]:
-    """Return mean and unit of each component; negative for one that is better when lower."""
-    if scales is None:
-        for name, component in components.items():
-            if not component.spec.higher_is_better:
-                raise ValueError(
-                    f"aggregate = {aggregate!r} compares scores, but {name} is better when lower. "
-                    "Pass the scales that fit_scales returns, a score that is better when higher, "
-                    "such as log_likelihood, or a callable."
-                )
-        ranges = {name: component.spec.range for name, component in components.items()}
-        if aggregate != "min" and len(set(ranges.values())) > 1:
-            raise ValueError(
-                f"aggregate = {aggregate!r} needs scores on one scale, but their ranges are "
-                f"{', '.join(f'{name} {each}' for name, each in ranges.items())}. Pass the scales "
-                "that fit_scales returns."
-            )
-        return dict.fromkeys(components, (0.0, 1.0))
-    if unknown := [name for name in scales if name not in components]:
-        raise ValueError(
-            f"scales has {unknown[0]!r}, and the components are {', '.join(components)}"
-            f"{did_you_mean(unknown[0], components)}"
-        )
-    signed = {}
-    for name, component in components.items():
-        if name not in scales:
-            raise ValueError(
-                f"scales has no key {name!r}, must have the mean and deviation of each component"
-            )
-        mean, deviation = scales[name]
-        if not (np.isfinite(mean) and 0 < deviation < np.inf):
-            raise ValueError(
-                f"scales[{name!r}] = {(mean, deviation)}, must be a mean and a positive deviation"
-            )
-        signed[name] = (mean, deviation if component.spec.higher_is_better else -deviation)
-    return signed
-
-
-def conditions(components: Mapping[str, Component]) -> dict[str, Component]:
-    """Return the components with a condition, each after the one that its condition names."""
-    conditions = {name: c.given for name, c in components.items() if c.given is not None}
-    for name, given in conditions.items():
-        place = f"components[{name!r}] has given = {given!r}"
-        if given not in components:
-            raise ValueError(
-                f"{place}, which is not a component{did_you_mean(given, components)}: the reward "
-                f"has {', '.join(components)}"
-            )
-        if not components[given].spec.higher_is_better:
-            raise ValueError(
-                f"{place}, which is better when lower. Use a component that is better when "
-                "higher, such as log_likelihood instead of perplexity."
-            )
+def ordered_conditions(
+    components: Mapping[str, Component], given: Conditions
+) -> dict[str, tuple[str, float]]:
+    """Return conditions that can be met, each after the one of the component that it names."""
+    for name, (condition, at_least) in given.items():
+        place = f"given[{name!r}] = {(condition, at_least)}"
+        for each in (name, condition):
+            one_of(f"{place}: a component", each, components)
+        if not components[condition].spec.higher_is_better:
+            raise ValueError(f"{place}: {condition} is better when lower, must be when higher")
+        if not np.isfinite(at_least):
+            raise ValueError(f"{place}: the threshold must be finite")
         spec = components[name].spec
         if (spec.range[1] <= 0) if spec.higher_is_better else (spec.range[0] >= 0):
-            better = "higher" if spec.higher_is_better else "lower"
             raise ValueError(
-                f"{place}, but no value of its score ({spec.range}, better when {better}) is "
-                "better than 0, the value if the condition fails. Use a score that is better when "
-                "higher and can exceed 0."
+                f"{place}: no value of {name} in {spec.range} is better than 0, the value where "
+                "the condition fails"
             )
     try:
-        order = TopologicalSorter({n: [given] for n, given in conditions.items()}).static_order()
-        return {name: components[name] for name in order if name in conditions}
+        order = TopologicalSorter({n: [c] for n, (c, _) in given.items()}).static_order()
+        return {name: (given[name][0], float(given[name][1])) for name in order if name in given}
     except CycleError as error:
-        raise ValueError(
-            f"the conditions of the components form a cycle, {' → '.join(error.args[1])}. Leave "
-            "one of them out."
-        ) from None
-
-
-def geometric_mean(scores: Mapping[str, Scores]) -> Scores:
-    """Return the geometric mean of the scores of each sample, ≥ 0, shape (n,); NaN if one is."""
-    stacked = np.stack([*scores.values()])
-    with np.errstate(divide="ignore"):  # the logarithm of 0
-        mean: Scores = np.exp(np.log(stacked).mean(axis=0))
-    return mean
-
-
-def check_direction(name: str, component: Component, weight: float) -> None:
-    """Raise if a weight rewards the wrong direction of a score; a weight of 0 is allowed."""
-    better = "higher" if component.spec.higher_is_better else "lower"
-    if (weight if better == "higher" else -weight) < 0:
-        raise ValueError(
-            f"{name} is better when {better}, but its weight {weight} rewards the opposite. "
-            f"Use {-weight}."
-        )
-
-
-def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, tuple[str, ...]]:
-    """Return the score used as accuracy, and the names of the three in eq. 1's order."""
-    keys = {component.name: key for key, component in components.items()}
-    for accuracy in get_args(AccuracyScore):
-        wanted = (accuracy, "similarity", "perplexity")
-        if keys.keys() == {*wanted} and len(components) == 3:
-            return accuracy, tuple(keys[name] for name in wanted)
-    raise ValueError(
-        "aggregate = 'gm' needs exactly one accuracy or label_probability, one similarity and one "
-        f"perplexity, but the components are {', '.join(c.name for c in components.values())}. Use "
-        "'geometric_mean' for the plain mean of other scores."
-    )
+        raise ValueError(f"given has a cycle, {' → '.join(error.args[1])}") from None

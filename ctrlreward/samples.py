@@ -5,31 +5,43 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict, Unpack
 
-from ctrlreward.arguments import did_you_mean, kind_of
+from ctrlreward.arguments import kind_of
+from ctrlreward.failures import Failures, ItemError, rows_named
 from ctrlreward.files import json_line, read_jsonl, write_whole
 
-# Column of `Samples` → key in a record of one sample.
-JSON_KEYS = {
-    "texts": "text",
-    "prefixes": "prefix",
-    "labels": "label",
-    "sources": "source",
-    "references": "reference",
-    "contexts": "context",
-    "histories": "history",
-    "prompts": "prompt",
-    "groups": "group",
-}
 
-# Column of `Samples`, by its own name and by its key in a record.
+class Field(NamedTuple):
+    """A column of `Samples`, its key in a record, and whether its items may be integers."""
+
+    name: str
+    key: str
+    integers: bool = False
+
+
+COLUMNS = (
+    Field("texts", "text"),
+    Field("prefixes", "prefix"),
+    Field("labels", "label", integers=True),
+    Field("sources", "source"),
+    Field("references", "reference"),
+    Field("contexts", "context"),
+    Field("histories", "history"),
+    Field("prompts", "prompt"),
+    Field("groups", "group", integers=True),
+)
+
+# Column → key in a record of one sample.
+JSON_KEYS = {column.name: column.key for column in COLUMNS}
+
+# Column, by its own name and by its key in a record.
 COLUMN_OF = {**{name: name for name in JSON_KEYS}, **{key: name for name, key in JSON_KEYS.items()}}
 
 
@@ -48,23 +60,17 @@ class MissingColumn(ValueError):
         )
 
 
-def columns_from_records(
-    records: Sequence[Any], name: Callable[[int], str] = "samples[{}]".format
-) -> dict[str, Any]:
-    """Return the columns of records; `name` names the record at an index in errors."""
+def columns_from_records(records: Sequence[Any]) -> dict[str, Any]:
+    """Return the columns of records; an `ItemError` for one without the keys of the first."""
     keys = [*JSON_KEYS, *JSON_KEYS.values()]
     for i, record in enumerate(records):
         if not isinstance(record, Mapping) or not {"text", "texts"} & set(record):
-            raise ValueError(
-                f"{name(i)} = {shortened(record)} is not an object with the key 'text'"
-            )
+            found = shortened(record)
+            raise ItemError("samples", i, f"= {found} is not an object with the key 'text'")
         for key in keys:
             if (key in record) != (key in records[0]):
-                has, lacks = (i, 0) if key in record else (0, i)
-                raise ValueError(
-                    f"{name(lacks)} does not have the key {key!r}, but {name(has)} has it. All "
-                    "samples must have the same keys."
-                )
+                which = "has the key" if key in record else "lacks the key"
+                raise ItemError("samples", i, f"{which} {key!r}, unlike the first one")
     present = [key for key in keys if key in records[0]]
     return _known_columns({key: [record[key] for record in records] for key in present})
 
@@ -163,12 +169,6 @@ REWRITES_OR_CONTINUES = (
     "writes new ones, or as_samples(samples, prefixes=samples.texts) if it continues them"
 )
 
-_READ_AS_TEXT = ("texts", "prefixes", "sources", "references", "contexts", "histories")
-_MAY_BE_INTEGERS = ("labels", "groups")
-
-# Keywords of other libraries for the texts, which are our first argument.
-_TEXTS_ELSEWHERE = ("predictions", "preds", "candidates", "completions", "generations", "outputs")
-
 
 @dataclass(frozen=True)
 class Samples:
@@ -192,9 +192,10 @@ class Samples:
         groups: Group ids, strings or integers, equal for samples of the same prompt.
 
     Raises:
-        TypeError: A column is not a sequence of strings.
-        ValueError: Lengths differ, a list of references is empty, or a text does not start with its
-            prefix.
+        TypeError: A column is not a sequence.
+        ItemError: An item is not a string, has no reference, or a text does not start with its
+            prefix. It is a ValueError.
+        ValueError: Lengths differ.
 
     Examples:
         >>> samples = Samples(["The soup was good.", "The view"], prefixes=["The soup", "The view"])
@@ -213,39 +214,23 @@ class Samples:
     groups: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        for name in JSON_KEYS:
+        for name, _, integers in COLUMNS:
             column = _plain(getattr(self, name))
             if column is None and name != "texts":
                 continue
             if name == "labels" and isinstance(column, Mapping):
                 column = _attribute_rows(column, len(self.texts))
-            ordered = isinstance(column, Iterable) and not isinstance(column, str | set | frozenset)
-            if not isinstance(column, list | tuple) and (not ordered or table_of(column)):
+            unordered = isinstance(column, str | set | frozenset | Mapping) or table_of(column)
+            if unordered or not isinstance(column, Iterable):
                 hint = ". Use as_samples(...)." if name == "texts" and table_of(column) else ""
                 raise TypeError(
                     f"{name} must be a list of strings, got {shortened(column)}, "
                     f"{kind_of(column)}{hint}"
                 )
-            items = [_plain(item) for item in column]
-            for i, item in enumerate(items):
-                if isinstance(item, str):
-                    continue
-                if name == "references" and isinstance(item, Sequence):
-                    items[i] = _several(item, i)
-                    continue
-                if name == "labels" and isinstance(item, Mapping):
-                    items[i] = attribute_label(item)
-                    continue
-                if name == "prompts" and isinstance(item, list | tuple):
-                    items[i] = conversation_prompt(item, i)
-                    continue
-                is_integer = isinstance(item, Integral) and not isinstance(item, bool)
-                if name not in _MAY_BE_INTEGERS or not is_integer:
-                    raise TypeError(
-                        f"{name}[{i}] = {shortened(item)} is {kind_of(item)}, not a str"
-                        f"{_advice(name, item)}"
-                    )
-                items[i] = str(int(item))
+            items = [
+                item if isinstance(item, str) else _item(name, i, item, integers)
+                for i, item in enumerate(column)
+            ]
             object.__setattr__(self, name, tuple(items))
             if len(items) != len(self.texts):
                 raise ValueError(
@@ -254,10 +239,20 @@ class Samples:
                 )
         for i, (text, prefix) in enumerate(zip(self.texts, self.prefixes or (), strict=False)):
             if not text.startswith(prefix):
-                raise ValueError(
-                    f"prefixes[{i}] = {shortened(prefix)} is not the beginning of "
-                    f"texts[{i}] = {shortened(text)}. A text includes its prefix."
+                raise ItemError(
+                    "prefixes",
+                    i,
+                    f"= {shortened(prefix)} is not the beginning of its text {shortened(text)}. A "
+                    "text includes its prefix.",
                 )
+
+    @staticmethod
+    def _checked(columns: Mapping[str, tuple[Any, ...]]) -> Samples:
+        """Return samples with columns of other samples, which need no checks again."""
+        samples = object.__new__(Samples)
+        for name in JSON_KEYS:
+            object.__setattr__(samples, name, columns.get(name))
+        return samples
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -272,7 +267,7 @@ class Samples:
                 raise ValueError(f"a mask must have {len(self)} items, got {len(indices)}")
             indices = list(compress(range(len(self)), indices))
         columns = self.columns().items()
-        return Samples(**{name: [column[i] for i in indices] for name, column in columns})
+        return self._checked({k: tuple(column[i] for i in indices) for k, column in columns})
 
     def to(self, *_: Any, **__: Any) -> Samples:
         """Return the samples: text needs no device. Lightning and Accelerate move batches by it."""
@@ -287,7 +282,7 @@ class Samples:
 
         Raises:
             MissingColumn: The column is absent. It is a ValueError.
-            ValueError: A sample has several references.
+            ItemError: A sample has several references.
         """
         columns = self.columns()
         if name not in columns:
@@ -295,10 +290,8 @@ class Samples:
         rows = [(item,) if isinstance(item, str) else item for item in columns[name]]
         for i, row in enumerate(rows):
             if len(row) > 1:
-                raise ValueError(
-                    f"{name}[{i}] = {shortened(row)} must be one string for {scorer}, got "
-                    f"{len(row)}"
-                )
+                found = f"{shortened(row)} must be one string for {scorer}, got {len(row)}"
+                raise ItemError(name, i, f"= {found}")
         return tuple(row[0] for row in rows)
 
     def require_references(self, scorer: str) -> tuple[tuple[str, ...], ...]:
@@ -312,46 +305,40 @@ class Samples:
 
         Raises:
             MissingColumn: The column is absent. It is a ValueError.
-            ValueError: A label does not name the attribute.
+            ItemError: A label does not name the attribute.
         """
         if self.labels is None:
             raise MissingColumn("labels", reader, self.columns())
-        labels = tuple(self.labels)
         if attribute is None:
-            return labels
+            return tuple(self.labels)
         found = []
-        for i, label in enumerate(labels):
+        for i, label in enumerate(self.labels):
             named = parse_attributes(label) or {}
             if attribute not in named:
-                raise ValueError(
-                    f"labels[{i}] = {shortened(label, 80)} does not name the attribute "
-                    f"{attribute!r}{did_you_mean(attribute, named)}, which {reader} reads. Pass "
-                    f"labels={{{attribute!r}: [...], ...}}, one per text."
-                )
+                what = f"does not name the attribute {attribute!r}, which {reader} reads"
+                raise ItemError("labels", i, f"= {shortened(label, 80)} {what}")
             found.append(named[attribute])
         return tuple(found)
 
     def label_indices(
-        self, known: Sequence[str], reader: str, owner: str, attribute: str | None = None
+        self, known: Sequence[str], reader: str, attribute: str | None = None
     ) -> list[int]:
-        """Return the index of each label of `labels_of` among the `known` ones of an `owner`."""
+        """Return the index of each label of `labels_of` among the `known` ones of a `reader`."""
         labels = self.labels_of(attribute, reader)
         indices = {label: index for index, label in enumerate(known)}
         for i, label in enumerate(labels):
             if label not in indices:
                 several = parse_attributes(label) if attribute is None else None
-                shown = shortened(label, 80)
                 advice = (
-                    f"Use one of them, or pass {label_map_for(label, known)}."
-                    if not several
-                    else "Tell the scorer which attribute to read, "
-                    + " or ".join(f"attribute={name!r}" for name in several)
-                    + "."
+                    f"set its attribute, one of {', '.join(several)}"
+                    if several
+                    else ("use one of them, or pass label_map")
                 )
-                of = f" of the attribute {attribute!r}" if attribute else ""
-                raise ValueError(
-                    f"labels[{i}] = {shown}{of} is not a label of {owner}, which has "
-                    f"{', '.join(known)}{did_you_mean(label, known)}. {advice}"
+                raise ItemError(
+                    "labels",
+                    i,
+                    f"= {shortened(label, 80)} is not a label of {reader}, which has "
+                    f"{', '.join(known)}: {advice}",
                 )
         return [indices[label] for label in labels]
 
@@ -371,10 +358,12 @@ class Samples:
         if self.prefixes is None:
             for i, (text, source) in enumerate(zip(self.texts, self.sources or (), strict=False)):
                 if text and text == source:
-                    raise ValueError(
-                        f"texts[{i}] = {shortened(text)} equals sources[{i}]. Without prefixes a "
-                        "text is the beginning of the generated text, so that source and output "
-                        f"would be scored as one text. {REWRITES_OR_CONTINUES}"
+                    raise ItemError(
+                        "texts",
+                        i,
+                        f"= {shortened(text)} equals its source. Without prefixes a text is the "
+                        "beginning of the generated text, so that source and output would be "
+                        f"scored as one text. {REWRITES_OR_CONTINUES}",
                     )
         beginnings = self.texts if self.prefixes is None else self.prefixes
         numbers = [str(i) for i in range(len(self.texts))]
@@ -425,24 +414,19 @@ class Samples:
             inverse.append(index_of[key])
         return (self[first_rows] if len(first_rows) < len(inverse) else self), inverse
 
-    def invalid_unicode(self) -> dict[int, str]:
-        """Return the first column that a tokenizer could not encode, of each sample with one."""
-        invalid: dict[int, str] = {}
-        for name in _READ_AS_TEXT:
-            for i, item in enumerate(getattr(self, name) or ()):
-                if not is_unicode(item if isinstance(item, str) else "".join(item)):
-                    invalid.setdefault(i, name)
-        return dict(sorted(invalid.items()))
-
-    def blanked(self, rows: Container[int]) -> Samples:
-        """Return the samples with empty strings for all text columns in some rows."""
-        return self.replace(
-            **{
-                name: ["" if i in rows else item for i, item in enumerate(column)]
-                for name, column in self.columns().items()
-                if name in _READ_AS_TEXT
-            }
-        )
+    def unreadable(self, empty: bool = True) -> Failures:
+        """Return the samples that no scorer can read, and why: not valid Unicode, or empty."""
+        failures = Failures()
+        for name, column in self.columns().items():
+            flat = [item if isinstance(item, str) else "".join(item) for item in column]
+            if not is_unicode("".join(flat)):
+                rows = [i for i, text in enumerate(flat) if not is_unicode(text)]
+                for i in rows:
+                    failures.add(i, f"the {JSON_KEYS[name]} is not valid Unicode")
+        for i, text in enumerate(self.texts if empty else ()):
+            if not text.strip() and i not in failures:
+                failures.add(i, "the text is empty")
+        return failures
 
     @staticmethod
     def concat(parts: Iterable[Samples]) -> Samples:
@@ -457,8 +441,8 @@ class Samples:
                     f"parts[{i}] has the columns {', '.join(part.columns())}, but parts[0] has "
                     f"{', '.join(names)}. All parts must have the same columns."
                 )
-        return Samples(
-            **{name: [item for part in parts for item in getattr(part, name)] for name in names}
+        return Samples._checked(
+            {name: tuple(item for each in parts for item in getattr(each, name)) for name in names}
         )
 
     def to_jsonl(self, path: str | PathLike[str]) -> None:
@@ -468,10 +452,7 @@ class Samples:
     @staticmethod
     def from_jsonl(path: str | PathLike[str]) -> Samples:
         """Read records in the format of `to_jsonl`, ignoring other keys."""
-        records = read_jsonl(path)
-        if not records:
-            return Samples([])
-        return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}"))
+        return samples_of(read_jsonl(path), path)
 
 
 def _joined(prefix: str, completion: str) -> str:
@@ -485,6 +466,18 @@ def records_of(samples: Samples) -> list[dict[str, Any]]:
     """Return one record per sample, with the singular keys of the columns that are present."""
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def samples_of(records: Sequence[Any], path: str | PathLike[str]) -> Samples:
+    """Return the samples of the records of a file, whose lines are named in errors."""
+    with rows_named([f"{path}:{i + 1}" for i in range(len(records))]):
+        return Samples(**columns_from_records(records)) if records else Samples([])
+
+
+def empty_items(name: str, items: Sequence[str]) -> Failures:
+    """Return the rows of a column's items that have no text, and why their samples fail."""
+    why = f"the {JSON_KEYS[name]} is empty"
+    return Failures({i: why for i, item in enumerate(items) if not item.strip()})
 
 
 def is_unicode(text: str) -> bool:
@@ -501,26 +494,33 @@ def _plain(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else values
 
 
-def _advice(name: str, item: object) -> str:
-    """Return what to do about an item that is not a string, for the end of an error message."""
-    if isinstance(item, float | None) or type(item).__name__ == "NAType":
-        if name in _MAY_BE_INTEGERS:
-            return f". Pass strings or integers as {name}, and leave out samples without one."
-        return ". Pass '' for a text that is missing."
-    if name != "texts" or not isinstance(item, Mapping | list | tuple):
-        return ""
-    return ". Use as_samples(...) for records, and the text of the last message for a conversation."
-
-
-def _several(references: Sequence[Any], i: int) -> tuple[str, ...]:
-    wrong = [item for item in references if not isinstance(item, str)]
-    if wrong:
-        raise TypeError(
-            f"references[{i}] has {shortened(wrong[0])}, {kind_of(wrong[0])}, not a str"
-        )
-    if not references:
-        raise ValueError(f"references[{i}] is empty, must be one or more strings")
-    return tuple(references)
+def _item(name: str, i: int, item: Any, integers: bool) -> Any:
+    """Return an item that is not a string as it is kept: see `Samples`."""
+    item = _plain(item)
+    if isinstance(item, str):
+        return item
+    if integers and isinstance(item, Integral) and not isinstance(item, bool):
+        return str(int(item))
+    if name == "labels" and isinstance(item, Mapping):
+        try:
+            return attribute_label(item)
+        except ValueError as error:
+            raise ItemError(name, i, f": {error}") from None
+    if name == "prompts" and isinstance(item, list | tuple):
+        wrong = [
+            m for m in item if not isinstance(m, Mapping) or not isinstance(m.get("role"), str)
+        ]
+        if wrong:
+            must = "must be a text, or messages with role and content"
+            raise ItemError(name, i, f"has {shortened(wrong[0])}, {must}")
+        return conversation_prompt(item)
+    if name == "references" and isinstance(item, Sequence) and item:
+        wrong = [each for each in item if not isinstance(each, str)]
+        if not wrong:
+            return tuple(item)
+        item = wrong[0]
+    many = ", or one or more of them" if name == "references" else ""
+    raise ItemError(name, i, f"= {shortened(item)} is {kind_of(item)}, must be a string{many}")
 
 
 _ATTRIBUTE = re.compile(r"(?:^|\s+)([^\s=]+)=")
@@ -560,14 +560,8 @@ def parse_attributes(label: str) -> dict[str, str] | None:
     return {name: value.strip() for name, value in zip(names, values, strict=True)}
 
 
-def conversation_prompt(messages: Sequence[Any], i: int = 0) -> str:
-    """Return the prompt `i` for a conversation: its messages, each with a role, as JSON."""
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise TypeError(
-                f"prompts[{i}] has {shortened(message)}, must be a text, or messages with role and "
-                "content"
-            )
+def conversation_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the prompt for a conversation: its messages, each with a role, as JSON."""
     return json.dumps([dict(message) for message in messages], ensure_ascii=False)
 
 
@@ -621,58 +615,51 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
         ('sentiment=positive topic=food',)
     """
     label_map = columns.pop("label_map", None)
-    added: dict[str, Any] = {}
-    for name, given in columns.items():
-        plural = COLUMN_OF.get(name)
-        if plural is None:
-            advice = f"must be one of {', '.join(JSON_KEYS)}{did_you_mean(name, COLUMN_OF)}"
-            if name in _TEXTS_ELSEWHERE:
-                advice = "pass the texts as the first argument (in TRL, use as_reward_funcs)"
-            raise TypeError(f"{name} = {shortened(given)} is not a column of Samples, {advice}")
-        if plural in added:
-            raise TypeError(f"{plural} and {JSON_KEYS[plural]} are one column. Leave one out.")
-        added[plural] = given
-    if data is None:
-        if added.get("texts") is None:
-            raise TypeError("there are no texts. Pass a list of texts as the first argument.")
-        data = {"texts": added.pop("texts")}
-    table = None if isinstance(data, Samples | list | tuple) else table_of(data)
-    if isinstance(data, Samples):
-        samples = data
-    elif table is not None:
-        samples = Samples(**_known_columns(table))
-    elif isinstance(data, Iterable) and not isinstance(data, str | bytes | set | frozenset):
-        items: list[Any] = list(data)
-        if items and all(isinstance(item, Mapping) for item in items):
-            samples = Samples(**columns_from_records(items))
-        else:
-            samples = Samples(items)
-    else:
-        hint = " and not a list" if isinstance(data, str) else ""
+    table: dict[str, Any] = {} if data is None else _columns_of(data)
+    added = {COLUMN_OF.get(name, name): column for name, column in columns.items()}
+    if unknown := [name for name in added if name not in JSON_KEYS]:
         raise TypeError(
-            f"{shortened(data)} is {kind_of(data)}{hint}. Pass Samples, a list of texts or "
-            "of records, a mapping of columns, a pandas DataFrame or a datasets.Dataset."
+            f"{unknown[0]} is not a column of Samples, must be one of {', '.join(JSON_KEYS)}"
         )
-    if added:
-        for name, given in added.items():
-            if isinstance(given, str | Integral):
-                added[name] = [given] * len(samples.texts)
-        samples = replace(samples, **added)
-    if label_map is not None:
-        targets = {str(label): target for label, target in label_map.items()}
-        labels = samples.require("labels", "label_map")
-        for i, label in enumerate(labels):
-            if label not in targets:
-                raise ValueError(
-                    f"labels[{i}] = {label!r} is not a key of label_map, which has "
-                    f"{', '.join(targets)}: map every label"
-                )
-        samples = samples.replace(labels=[targets[label] for label in labels])
-    return samples
+    if len(added) < len(columns):
+        raise TypeError(f"one column has two names in {', '.join(columns)}. Leave one out.")
+    if isinstance(data, Samples) and not added and label_map is None:
+        return data
+    table |= added
+    if table.get("texts") is None:
+        raise TypeError("there are no texts. Pass a list of texts as the first argument.")
+    if isinstance(table["texts"], Iterator):
+        table["texts"] = list(table["texts"])
+    for name, column in added.items():
+        if isinstance(column, str | Integral) and name != "texts":
+            table[name] = [column] * len(table["texts"])
+    samples = Samples(**table)
+    return samples if label_map is None else _mapped(samples, label_map)
 
 
-def label_map_for(label: str, known: Sequence[str]) -> str:
-    """Return the argument that maps a label: to the same one in other letters, else to a blank."""
-    same = [each for each in known if each.strip().casefold() == label.strip().casefold()]
-    target = same[0] if len(same) == 1 else "<a label>"
-    return f"label_map={{{shortened(label, 80)}: {target!r}, ...}}"
+def _columns_of(data: Any) -> dict[str, Any]:
+    """Return the columns of data of any form."""
+    if isinstance(data, Samples):
+        return dict(data.columns())
+    table = None if isinstance(data, list | tuple) else table_of(data)
+    if table is not None:
+        return _known_columns(table)
+    if not isinstance(data, Iterable) or isinstance(data, str | bytes | set | frozenset):
+        raise TypeError(
+            f"texts = {shortened(data)} is {kind_of(data)}, must be Samples, a list of texts or "
+            "of records, a mapping of columns, a pandas DataFrame or a datasets.Dataset"
+        )
+    items: list[Any] = list(data)
+    are_records = bool(items) and all(isinstance(item, Mapping) for item in items)
+    return columns_from_records(items) if are_records else {"texts": items}
+
+
+def _mapped(samples: Samples, label_map: Mapping[Any, str]) -> Samples:
+    """Return samples with other labels."""
+    targets = {str(label): target for label, target in label_map.items()}
+    labels = samples.require("labels", "label_map")
+    for i, label in enumerate(labels):
+        if label not in targets:
+            has = f"is not a key of label_map, which has {', '.join(targets)}"
+            raise ItemError("labels", i, f"= {label!r} {has}")
+    return samples.replace(labels=[targets[label] for label in labels])

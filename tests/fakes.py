@@ -5,7 +5,6 @@ Other processes import them, and files and command lines name them: `fakes.Lette
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -19,8 +18,9 @@ import numpy as np
 import torch
 
 from ctrlreward import Reward, Samples
-from ctrlreward.scorers import CorpusFold, Scorer, ScoreSpec
-from ctrlreward.scorers.base import Scores
+from ctrlreward.failures import Failures, ItemError
+from ctrlreward.scorers import Scorer, ScoreSpec
+from ctrlreward.scorers.base import Scored, Scores
 
 UP = ScoreSpec(higher_is_better=True, range=(0.0, np.inf))
 SHARE = ScoreSpec(higher_is_better=True, range=(0.0, 1.0))
@@ -50,9 +50,10 @@ class Letters(Scorer):
         self.go = threading.Event()
         self.go.set()
 
-    @property
-    def corpus_folds(self) -> dict[str, CorpusFold]:
-        return {"letters": CorpusFold(("letters", "length"), _ratio)}
+    corpus_columns = ("letters", "length")
+
+    def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
+        return {"letters": _ratio(columns["letters"], columns["length"])}
 
     def required_columns(self, names: Any = None) -> dict[str, str]:
         return {"labels": "Letters"}
@@ -68,7 +69,7 @@ class Letters(Scorer):
         assert samples.labels is not None
         for i, label in enumerate(samples.labels):
             if len(label) != 1:
-                raise ValueError(f"labels[{i}] = {label!r} is unknown: give one letter")
+                raise ItemError("labels", i, f"= {label!r} is unknown: give one letter")
         pairs = zip(samples.texts, samples.labels, strict=True)
         counts = [text.count(label) if text else np.nan for text, label in pairs]
         lengths = [len(text) or np.nan for text in samples.texts]
@@ -156,7 +157,7 @@ class Length(Scorer):
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         if "bad" in samples.texts:
-            raise ValueError(f"texts[{samples.texts.index('bad')}] = 'bad': give a good one")
+            raise ItemError("texts", samples.texts.index("bad"), "= 'bad': give a good one")
         if self.folder:
             (Path(self.folder) / f"{os.getpid()}-{time.time_ns()}").write_text(samples.texts[0])
             for kill in sorted(Path(self.folder).glob("kill*")) if "kill" in samples.texts else []:
@@ -198,15 +199,15 @@ class Interrupted(Scorer):
 
 
 class Odd(Scorer):
-    """Number of letters; warns of a text "odd"."""
+    """Number of letters; a text "odd" fails."""
 
     specs: ClassVar = {"letters": UP}
 
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        for i, text in enumerate(samples.texts):
-            if text == "odd":
-                logging.getLogger("kitchen").warning("texts[%d] is odd", i)
-        return {"letters": np.array([float(len(text)) for text in samples.texts])}
+    def score_samples(self, samples: Samples) -> Scored:
+        odd = [i for i, text in enumerate(samples.texts) if text == "odd"]
+        letters = np.array([float(len(text)) for text in samples.texts])
+        letters[odd] = np.nan
+        return Scored({"letters": letters}, Failures(dict.fromkeys(odd, "it is odd")))
 
 
 class Share(Scorer):
@@ -218,9 +219,10 @@ class Share(Scorer):
     def __init__(self, letters: str = "aeiou", column: str = "texts") -> None:
         self.letters, self.column = letters, column
 
-    @property
-    def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        return {"share": CorpusFold(("count", "length"), _ratio)}
+    corpus_columns = ("count", "length")
+
+    def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
+        return {"share": _ratio(columns["count"], columns["length"])}
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         return {self.column: "Share"}

@@ -13,6 +13,7 @@ from datasets import Dataset
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ctrlreward.failures import ItemError
 from ctrlreward.samples import (
     COLUMN_OF,
     JSON_KEYS,
@@ -55,16 +56,16 @@ def test_columns_are_kept_as_tuples_in_declaration_order() -> None:
     [
         (TypeError, "texts", lambda: Samples("The food")),  # one text is not its letters
         (TypeError, "texts", lambda: as_samples({"a"})),  # has no order
-        (TypeError, "texts", lambda: Samples(["a", b"b"])),
-        (TypeError, "prompts", lambda: as_samples(["a"], prompts=pd.array([None], "string"))),
-        (TypeError, "labels", lambda: Samples(["a"], labels=[None])),
+        (ItemError, r"texts\[1\]", lambda: Samples(["a", b"b"])),
+        (ItemError, "prompts", lambda: as_samples(["a"], prompts=pd.array([None], "string"))),
+        (ItemError, "labels", lambda: Samples(["a"], labels=[None])),
         (TypeError, "label", lambda: as_samples(["a"], lable="x")),
-        (ValueError, "prefixes", lambda: Samples(["Food was"], prefixes=["The food"])),
+        (ItemError, "prefixes", lambda: Samples(["Food was"], prefixes=["The food"])),
         (ValueError, "mask", lambda: FOOD[[True, False]]),
         (ValueError, "prompts", lambda: FOOD.completed(["a", "b"])),
-        (ValueError, "label_map", lambda: as_samples(["a"], labels=[2], label_map={0: "x"})),
-        (ValueError, "references", lambda: Samples(["a"], references=[[]])),
-        (ValueError, "labels", lambda: Samples(["a"], labels={"mood": "a b=c"})),  # ambiguous
+        (ItemError, "label_map", lambda: as_samples(["a"], labels=[2], label_map={0: "x"})),
+        (ItemError, "references", lambda: Samples(["a"], references=[[]])),
+        (ItemError, "labels", lambda: Samples(["a"], labels={"mood": "a b=c"})),  # ambiguous
     ],
 )
 def test_what_is_no_column_raises(
@@ -222,14 +223,11 @@ def test_any_form_of_the_data_gives_the_same_samples(batch: Samples) -> None:
     assert as_samples(batch) is batch
 
 
-def test_invalid_unicode_is_found_and_blanked() -> None:
+def test_empty_texts_and_invalid_unicode_are_found() -> None:
     bad = "\ud800"
-    batch = Samples(["a", bad, "c", bad], sources=["x", "y", bad, bad], labels=[bad, "", "", ""])
-    assert batch.invalid_unicode() == {1: "texts", 2: "sources", 3: "texts"}
-    blanked = batch.blanked([1, 2, 3])
-    assert blanked.invalid_unicode() == {}
-    assert blanked.texts == ("a", "", "", "")
-    assert blanked.labels == batch.labels
+    batch = Samples(["a", bad, "c", " "], references=["x", "y", ["z", bad], ""])
+    assert batch.unreadable().keys() == {1, 2, 3}
+    assert batch.unreadable(empty=False).keys() == {1, 2}
 
 
 def test_a_file_is_written_whole_or_not_at_all(
@@ -263,9 +261,9 @@ def test_records_have_singular_keys_and_other_keys_are_ignored(tmp_path: Path) -
     [
         ("{text}", r"s\.jsonl:2 is not JSON: Expecting property name"),
         ("", r"s\.jsonl:2 is not JSON"),
-        ('["b"]', r"s\.jsonl:2 = .* is not an object with the key 'text'"),
-        ('{"label": "y"}', r"s\.jsonl:2 = .* is not an object with the key 'text'"),
-        ('{"text": "b"}', r"s\.jsonl:2 does not have the key 'label', but .*s\.jsonl:1 has it"),
+        ('["b"]', r"s\.jsonl:2"),
+        ('{"label": "y"}', r"s\.jsonl:2"),
+        ('{"text": "b"}', r"s\.jsonl:2.*'label'"),
     ],
 )
 def test_a_bad_line_raises(tmp_path: Path, second_line: str, message: str) -> None:
@@ -305,8 +303,6 @@ def test_a_sample_may_have_several_references(tmp_path: Path) -> None:
     samples.to_jsonl(tmp_path / "rows")
     assert Samples.from_jsonl(tmp_path / "rows") == samples
     assert as_samples([{"text": "a", "reference": ["x", "y"]}]).references == (("x", "y"),)
-    assert as_samples(["a"], references=[["x", "\ud800"]]).invalid_unicode() == {0: "references"}
-    assert samples.blanked([0]).references == ("", ("x", "y"), "z")
 
 
 # Labels of several attributes.
@@ -337,7 +333,7 @@ def test_labels_of_several_attributes(labels: Any, tmp_path: Path) -> None:
     samples.to_jsonl(tmp_path / "rows")
     assert Samples.from_jsonl(tmp_path / "rows") == samples
     assert samples.labels_of("sentiment", "the judge") == ("positive", "negative")
-    assert samples.label_indices(["tea", "food"], "it", "it", "topic") == [1, 1]
+    assert samples.label_indices(["tea", "food"], "it", "topic") == [1, 1]
 
 
 def test_one_label_of_each_attribute_for_all() -> None:

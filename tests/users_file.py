@@ -41,9 +41,10 @@ class Words(cr.Scorer):
     def specs(self) -> Mapping[str, cr.ScoreSpec]:
         return {"words": cr.ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
 
-    @property
-    def corpus_folds(self) -> Mapping[str, cr.CorpusFold]:
-        return {"words": scorers.CorpusFold(("words",), lambda words: float(np.nanmedian(words)))}
+    corpus_columns = ("words",)
+
+    def corpus_of(self, columns: Mapping[str, Floats]) -> dict[str, float]:
+        return {"words": float(np.nanmedian(columns["words"]))}
 
     def score_samples(self, samples: cr.Samples) -> dict[str, Floats]:
         return {"words": np.array([float(len(text.split())) for text in samples.texts])}
@@ -118,10 +119,10 @@ def rewards() -> None:
     scales: dict[str, tuple[float, float]] = cr.fit_scales(
         members, ["soup", "cold broth"], sources="soup"
     )
-    cautious = cr.Reward(members, "mean_minus_deviation", scales=scales, penalty=0.5)
+    cautious = cr.Reward(members, cr.MeanMinusDeviation(scales, penalty=0.5))
     assert "disagreement" in cautious(TEXTS, sources="soup").components
-    again = cr.Component(cr.Similarity(VECTORS), "similarity", given="content", at_least=0.9)
-    assert cr.Reward({"content": cr.Similarity(VECTORS), "again": again}).weights is not None
+    twice = {"content": cr.Similarity(VECTORS), "again": cr.Similarity(VECTORS)}
+    assert cr.Reward(twice, given={"again": ("content", 0.9)}).weights is not None
     reward.release()
 
 

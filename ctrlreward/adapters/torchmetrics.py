@@ -119,7 +119,9 @@ class _ScoreSums(_ScoreMetric):
             for row, name in enumerate(self._names)
             if name == own or given >= {*scorer.required_columns([name])}
         ]
-        scores = score({self._names[row]: scorer[self._names[row]] for row in rows}, samples)
+        scores = score(
+            {self._names[row]: scorer[self._names[row]] for row in rows}, samples
+        ).warned()
         table = torch.from_numpy(np.stack(list(scores.values())))
         failed = table.isnan()
         self.totals[rows] += table.masked_fill(failed, 0.0).sum(dim=1).to(self.totals)
@@ -254,5 +256,5 @@ class ScoreOfAll(_ScoreMetric):
         if ids:
             rows = {i: row for row, i in enumerate(ids)}
             samples = samples[[rows[i] for i in sorted(rows)]]
-        values = score({"score": self.component}, samples)["score"]
+        values = score({"score": self.component}, samples).warned()["score"]
         return torch.tensor(valid_mean(values), dtype=torch.float64, device=self.device)

@@ -26,7 +26,7 @@ _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
 _PLACE = "${trainer.default_root_dir}"
 
 # Keys of a component in the short form; others are options of its scorer.
-COMPONENT_KEYS = ("scorer", "score", "weight", "given", "at_least", "options")
+COMPONENT_KEYS = ("scorer", "score", "weight", "options")
 
 
 class _Loader(ShallowLoader):

@@ -7,18 +7,17 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
 from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentError
 
+from ctrlreward.aggregates import Aggregate
 from ctrlreward.command_line.config_files import COMPONENT_KEYS, read_reward
 from ctrlreward.command_line.parser import CommandParser
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Scorer
-from ctrlreward.scorers.components import as_component
 
 
 def load_reward(given: str, device: str | None = None) -> AnyReward:
@@ -70,7 +69,10 @@ def reward_of(block: Mapping[str, Any], device: str | None = None) -> AnyReward:
         reward = _parsed("reward", AnyReward, block)
     else:
         components = {name: _component(name, each) for name, each in block["components"].items()}
-        reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
+        options = {key: value for key, value in block.items() if key != "components"}
+        if isinstance(options.get("aggregate"), Mapping):
+            options["aggregate"] = _parsed("aggregate", Aggregate, options["aggregate"])
+        reward = Reward(components, **options)
     if device is not None and isinstance(reward, Reward):
         for component in reward.components.values():
             component.scorer.to(device)
@@ -110,7 +112,4 @@ def _component(name: str, block: str | Mapping[str, Any]) -> Any:
             component = component[block["score"]]
         except KeyError as error:
             raise ValueError(f"components.{name}: {error.args[0]}") from None
-    if "given" in block or "at_least" in block:
-        component = as_component(name, component)
-        component = replace(component, given=block.get("given"), at_least=block.get("at_least"))
     return (component, block["weight"]) if "weight" in block else component

@@ -87,7 +87,7 @@ class BatchScorer:
         samples = to_samples(table.to_pylist(), self.columns, label_map=self.label_map)
         with explained_columns(table.column_names):
             components = name_components(self.scorers, self.names, samples)
-            scores = score(components, samples)
+            scores = score(components, samples).warned()
         for name, values in scores.items():
             table = table.append_column(name, pyarrow.array(values, from_pandas=True))
         return table

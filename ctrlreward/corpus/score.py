@@ -26,10 +26,9 @@ from ctrlreward.command_line.terminal import (
 )
 from ctrlreward.command_line.typed_options import gather_words, pairs
 from ctrlreward.corpus.parts import consecutive, score_parts
+from ctrlreward.failures import Failures, ItemError, rows_named
 from ctrlreward.files import JsonLog, hold, write_whole
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.items import ItemFilter, ItemPlaces, items_named, names_item
-from ctrlreward.progress import write_line
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.scorers.base import Scores, check_samples, score
@@ -117,7 +116,7 @@ def score_file(
     rows, places = _read(input, shard)
     samples = to_samples(rows, columns, places, label_map=labels)
     read = read_columns(columns, list(rows[0]))
-    with explained_columns(list(rows[0])), items_named(ItemPlaces(places, read)):
+    with explained_columns(list(rows[0])), rows_named(places, read):
         components = name_components(scorers, names, samples)
         check_samples(components, samples)
     if clashing := [name for name in components if any(name in row for row in rows)]:
@@ -165,21 +164,21 @@ def _scores(
     log.read()  # raises for other settings, before a model is loaded
     for component in components.values():
         component.scorer.load()  # one may be missing, and another take hours
-    invalid = samples.invalid_unicode()
-    for i, column in invalid.items():
-        write_line(f"{places[i]}: {read[column]} is not valid Unicode: its scores are NaN")
-    samples = samples.blanked(invalid) if invalid else samples
-    warnings = FirstWarnings()
+    warnings, failures = FirstWarnings(), Failures()
 
-    def scores_of(wanted: Mapping[str, Component], part: Sequence[int]) -> dict[str, Scores]:
+    def scores_of(wanted: Mapping[str, Component], part: Sequence[int]) -> Mapping[str, Scores]:
         its_places = [places[i] for i in part]
-        with warnings.on_handlers(), items_named(ItemPlaces(its_places, read)):
+        with warnings.on_handlers(), rows_named(its_places, read):
             try:
-                return score(wanted, samples[list(part)])
-            except Exception as error:
-                if not names_item(str(error)):
-                    error.add_note(f"(while scoring {its_places[0]} to {its_places[-1]})")
+                found = score(wanted, samples[list(part)])
+            except ItemError:
                 raise
+            except Exception as error:
+                error.add_note(f"(while scoring {its_places[0]} to {its_places[-1]})")
+                raise
+        for i, reason in found.failures.items():
+            failures.add(part[i], reason)
+        return found.scores
 
     scores: dict[str, Scores] = {}
     if alone := {name: c for name, c in components.items() if c.scorer.pointwise}:
@@ -187,8 +186,7 @@ def _scores(
         scores |= score_parts(log, parts, lambda part: scores_of(alone, part))
     if of_all_rows := {name: c for name, c in components.items() if not c.scorer.pointwise}:
         scores |= scores_of(of_all_rows, range(len(samples)))
-    for values in scores.values():
-        values[list(invalid)] = np.nan
+    failures.warn(len(samples), places)
     return {name: scores[name] for name in components}
 
 
@@ -250,16 +248,15 @@ def _print_summary(components: Mapping[str, Component], scores: Mapping[str, Sco
     plain_console().print("Means (↑ higher is better, ↓ lower is better)", table)
 
 
-class FirstWarnings(ItemFilter):
-    """Names rows in warnings, and passes the first ones of each line of code."""
+class FirstWarnings(logging.Filter):
+    """Passes the first warnings of each line of code."""
 
     def __init__(self) -> None:
         super().__init__()
         self._counts: Counter[tuple[str, int]] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Rename items; say at the last warning of a line of code that it is the last."""
-        super().filter(record)
+        """Say at the last warning of a line of code that it is the last."""
         if record.levelno != logging.WARNING:
             return True
         line = record.pathname, record.lineno

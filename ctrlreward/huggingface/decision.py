@@ -11,7 +11,7 @@ from typing import Any, Literal
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy, SaveStrategy
 
-from ctrlreward.arguments import Mode
+from ctrlreward.arguments import Mode, counted
 from ctrlreward.huggingface.generation import add_to_run, as_shown, tracked_runs
 from ctrlreward.huggingface.run_state import (
     PREFIX,
@@ -26,7 +26,6 @@ from ctrlreward.huggingface.run_state import (
     rules_of,
     stored,
 )
-from ctrlreward.items import counted
 from ctrlreward.lightning_package import package_of
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule

@@ -7,6 +7,7 @@ word of the other are read together to see whether that holds; if not, the strin
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -16,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from ctrlreward.items import item_logger
 from ctrlreward.models.control_tokens import real_ids, text_reader
 
-log = item_logger(__name__)
+log = logging.getLogger(__name__)
 
 Ids = tuple[int, ...]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -14,11 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from ctrlreward.extras import import_extra
 from ctrlreward.files import read_json, whole_folder
-from ctrlreward.items import item_logger
 from ctrlreward.text.words import split_words_and_marks
 from ctrlreward.weights import sources
 
-log = item_logger(__name__)
+log = logging.getLogger(__name__)
 
 Matrix = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.float64]

@@ -172,7 +172,7 @@ def _scores(
     with explained_columns(list(sides[0])):
         if scorers:
             components = name_components(scorers, None, samples)
-            found |= score(components, samples)
+            found |= score(components, samples).warned(places)
             better |= {name: c.spec.higher_is_better for name, c in components.items()}
         if reward is not None:
             loaded = load_reward(reward, device)

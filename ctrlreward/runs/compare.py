@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from ctrlreward.arguments import check_ending
+from ctrlreward.arguments import check_ending, counted
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
 from ctrlreward.files import json_text, write_whole
@@ -22,7 +22,6 @@ from ctrlreward.functional.reproducibility import (
     compare_curves,
     compare_tables,
 )
-from ctrlreward.items import counted
 from ctrlreward.runs.results import SINGLE_SYSTEM, Run, read_run
 
 _DESCRIPTION = """Measure how reproducible a result is. Compares runs of the same experiment by

@@ -24,7 +24,7 @@ from ctrlreward.files import JsonLog, finite_or_none, json_text, read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
 from ctrlreward.progress import track
-from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_sum
+from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.runs.folder import (
     PREFIX,
     StoredRun,
@@ -314,7 +314,7 @@ def scored_in_parts(
     for start in range(0, len(texts.samples), PART) if alone else ():
         record = progress.find(texts, str(start))
         if record is None:
-            found = score(alone, texts.samples[start : start + PART])
+            found = score(alone, texts.samples[start : start + PART]).warned()
             scores = {name: list(map(finite_or_none, row)) for name, row in found.items()}
             record = {"scores": scores}
             progress.add(texts, record, str(start))
@@ -322,7 +322,7 @@ def scored_in_parts(
     together = {name: each for name, each in components.items() if name not in alone}
     return {
         **{name: np.array([v for part in parts for v in part[name]], float) for name in alone},
-        **(score(together, texts.samples) if together else {}),
+        **(score(together, texts.samples).warned() if together else {}),
     }
 
 
@@ -336,11 +336,11 @@ def total_of(reward: AnyReward, components: Mapping[str, Scores]) -> Scores | No
     """Return the totals of n samples, shape (n,); None where `has_total` is false."""
     if not has_total(reward):
         return None
-    if isinstance(reward, Reward):
-        return reward.combine(components, 0.0).total
-    assert reward.weights is not None
-    conditional = conditions(reward.components)
-    return weighted_sum(reward.weights, counted(conditional, components))
+    if not isinstance(reward, Reward):  # a server's, whose weights and conditions are known
+        assert reward.weights is not None
+        weighted = {name: (c, reward.weights[name]) for name, c in reward.components.items()}
+        reward = Reward(weighted, given=reward.given)
+    return reward.combine(components, 0.0).total
 
 
 def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[argparse.Namespace]:

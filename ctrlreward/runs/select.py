@@ -12,11 +12,10 @@ import numpy as np
 from pydantic import TypeAdapter
 from rich.table import Table
 
-from ctrlreward.arguments import Mode, check_ending, did_you_mean, one_of
+from ctrlreward.arguments import Mode, check_ending, counted, did_you_mean, one_of
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
 from ctrlreward.files import json_text, write_whole
-from ctrlreward.items import counted
 from ctrlreward.runs.folder import StoredRun, read_stored_run
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Bounds

@@ -5,7 +5,7 @@ from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.attribute import AttributeClassifier
 from ctrlreward.scorers.bartscore import BARTScore
-from ctrlreward.scorers.base import Component, CompositeScorer, CorpusFold, Scorer, ScoreSpec
+from ctrlreward.scorers.base import Component, CompositeScorer, Scorer, ScoreSpec
 from ctrlreward.scorers.components import ComponentLike, FunctionScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct, Repetition
@@ -29,7 +29,6 @@ __all__ = [
     "Component",
     "ComponentLike",
     "CompositeScorer",
-    "CorpusFold",
     "Criterion",
     "Distinct",
     "FunctionScorer",

@@ -12,7 +12,7 @@ from ctrlreward.arguments import one_of
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.classifier import Classifier, LabelProbabilities, classifier_labels
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
+from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
 
@@ -81,29 +81,24 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         return shared_model(Classifier, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return both scores; NaN, with a warning, for an empty text."""
+        """Return both scores."""
         targets = np.array(self._targets(samples, self.labels), int)
-        kept = nonempty("accuracy", texts=samples.texts)
-        if not kept:
-            return {name: np.full(len(samples), np.nan) for name in self.specs}
         with self.locked_model() as classifier:
-            probabilities = np.asarray(classifier.probabilities([samples.texts[i] for i in kept]))
+            probabilities = np.asarray(classifier.probabilities(samples.texts))
             multi_label = getattr(classifier, "multi_label", False)
-        expected = len(kept), len(self.labels)
+        expected = len(samples), len(self.labels)
         if probabilities.shape != expected:
             raise ValueError(
                 f"{type(classifier).__name__}.probabilities must return a row for each text and a "
                 f"column for each label, shape {expected}, got shape {probabilities.shape}"
             )
-        target_probabilities = probabilities[np.arange(len(kept)), targets[kept]]
-        predicted = probabilities.argmax(axis=1) == targets[kept]
-        correct = target_probabilities > 0.5 if multi_label else predicted
-        correct = np.where(np.isnan(target_probabilities), np.nan, correct)
-        columns = {"accuracy": correct, "label_probability": target_probabilities}
-        return {name: scatter(values, kept, len(samples)) for name, values in columns.items()}
+        chances = probabilities[np.arange(len(samples)), targets]
+        predicted = probabilities.argmax(axis=1) == targets
+        correct = np.where(np.isnan(chances), np.nan, chances > 0.5 if multi_label else predicted)
+        return {"accuracy": correct, "label_probability": chances}
 
     def _targets(self, samples: Samples, labels: tuple[str, ...]) -> list[int]:
         """Return the index of each sample's target in the labels of the classifier."""
         if self.target is None:
-            return samples.label_indices(labels, "Accuracy", "the classifier", self.attribute)
+            return samples.label_indices(labels, "Accuracy", self.attribute)
         return [labels.index(one_of("target", self.target, labels))] * len(samples)

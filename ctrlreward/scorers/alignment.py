@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from ctrlreward.arguments import one_of, some_of
 from ctrlreward.engine.sharing import locked, shared_model
+from ctrlreward.failures import Failures
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.alignment import AGGREGATES, content_tokens, preservation, relevance
-from ctrlreward.items import item_logger
 from ctrlreward.models.aligner import (
     Aligner,
     EmbeddingAligner,
@@ -28,8 +28,8 @@ from ctrlreward.models.aligner import (
 )
 from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.models.pairs import UNITS, Unit
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
-from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, computable
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.text.stop_words import read_stop_words
 
@@ -126,8 +126,6 @@ ASPECTS: Mapping[str, Aspect] = {
 }
 
 
-log = item_logger(__name__)
-
 AspectName: TypeAlias = Literal[
     "consistency", "relevance", "preservation", "engagingness", "groundedness"
 ]
@@ -221,7 +219,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__("" if isinstance(model, Mapping) else model, **options)
-        self._leaves_out = aspects == "all"
+        self.optional = aspects == "all"
         self.aspects = some_of("aspects", aspects, ASPECTS)
         self.method: Method = one_of("method", method, _VALUES)
         self.stop_words = read_stop_words(stop_words)
@@ -278,12 +276,16 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             return shared_model(TokenAligner, *settings, self.unit)
         return shared_model(RegressionAligner, *settings)
 
-    def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> dict[str, Scores]:
-        """Return the scores in `names`; NaN, with a warning, without a token to average."""
+    def score_samples(self, samples: Samples, names: Collection[str] | None = None) -> Scored:
+        """Return the scores in `names`; NaN without a token to average."""
         aspects = self._wanted(names)
-        return _folded(aspects, self._align_each(samples, aspects), len(samples))
+        each = list(self._align_each(samples, aspects))
+        failures = Failures()
+        for found in each:
+            if np.isnan(found.score):
+                what = "no token to score, or none to align it with"
+                failures.add(found.sample, f"{found.direction}: {what}")
+        return Scored(_folded(aspects, each, len(samples)), failures)
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
@@ -293,7 +295,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         Several references are `relevance_reference[0]`, `[1]`, …. See `to_records`.
         """
         samples = as_samples(samples, **columns)
-        aspects = self._wanted(self.computable(samples))
+        aspects = self._wanted(computable(self, samples))
         parts: dict[tuple[int, str], dict[int, AlignedText]] = defaultdict(dict)
         for found in self._align_each(samples, aspects):
             spans, values = found.alignment
@@ -317,7 +319,6 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         # Jobs of each aligner, by its pairs of texts.
         work: dict[int, tuple[Aligner, dict[tuple[str, str], list[_Job]]]] = {}
         for name in aspects:
-            columns: dict[str, list[str]] = {}
             for direction, (text, others) in ASPECTS[name].directions.items():
                 aligner = loaded[direction] if isinstance(loaded, Mapping) else loaded
                 _, jobs = work.setdefault(id(aligner), (aligner, {}))
@@ -330,11 +331,9 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
                 else:
                     given = tuple((item,) for item in samples.require(text, "Alignment"))
                 texts = [[*map(str.strip, row)] for row in given]
-                columns |= {text: [min(row, key=len) for row in texts], " + ".join(others): joined}
                 for i, (row, other) in enumerate(zip(texts, joined, strict=True)):
                     for part, item in enumerate(row):
                         jobs.setdefault((item, other), []).append((name, direction, i, part))
-            nonempty(name, **columns)
         for aligner, jobs in work.values():
             pairs = group_shared_texts(pair for pair in jobs if all(pair))
             empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
@@ -344,7 +343,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
                         yield self._aligned(job, pair, alignment)
 
     def _aligned(self, job: _Job, pair: tuple[str, str], found: TokenAlignment) -> Aligned:
-        """Aggregate the alignment of a pair, with a warning if there is nothing to score."""
+        """Aggregate the alignment of a pair; NaN if there is nothing to score."""
         name, direction, i, part = job
         aspect, (spans, values) = ASPECTS[name], found
         if spans and not np.isnan(values).any():
@@ -353,12 +352,6 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             score = AGGREGATES[self.aggregate or aspect.aggregate](values[counted])
         else:
             found, counted, score = _NO_TOKENS, np.zeros(0, np.bool_), np.nan
-        if all(pair) and np.isnan(score):
-            column = aspect.directions[direction].text
-            log.warning(
-                "%s[%d] = %s: no token to score, or none to align it with: %s is NaN",
-                *(column, i, shortened(pair[0]), direction),
-            )
         return Aligned(i, direction, part, *pair, found, counted, score)
 
     def _wanted(self, names: Collection[str] | None) -> list[str]:

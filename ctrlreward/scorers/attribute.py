@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from functools import partial
-from typing import Literal, Unpack
+from typing import Unpack
 
 import numpy as np
 
-from ctrlreward.items import item_logger
+from ctrlreward.failures import Failures, ItemError
 from ctrlreward.models.classifier import LabelProbabilities
-from ctrlreward.samples import (
-    Samples,
-    attribute_label,
-    label_map_for,
-    parse_attributes,
-    shortened,
-)
+from ctrlreward.samples import Samples, attribute_label, parse_attributes, shortened
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import (
-    DEVIATION,
-    CompositeScorer,
-    CorpusFold,
-    Scores,
-    ScoreSpec,
-    nonempty,
-    scatter,
-)
+from ctrlreward.scorers.base import CompositeScorer, Scored, Scores, ScoreSpec, scatter
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.model_scorer import ModelOptions
-
-log = item_logger(__name__)
 
 # Attribute → target label of one sample.
 Targets = Mapping[str, str]
@@ -96,16 +79,20 @@ class AttributeClassifier(CompositeScorer):
         names = [*_NAMES, *(f"{name}_{key}" for key in self.classifiers for name in _NAMES)]
         return {name: ScoreSpec(higher_is_better=True, range=(0.0, 1.0)) for name in names}
 
-    @property
-    def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        """Mean and deviation of each score over the combinations of target labels."""
-        folds = {}
-        for name in self.specs:
-            total = next(each for each in _NAMES if name.startswith(each))
-            parts = (name, total, _COMBINATION)
-            folds[name] = CorpusFold(parts, partial(_figure, 0))
-            folds[name + DEVIATION] = CorpusFold(parts, partial(_figure, 1))
-        return folds
+    corpus_columns = (*_NAMES, _COMBINATION)
+
+    def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
+        """Return mean and deviation of each score over the combinations of target labels."""
+        figures = {}
+        for name in self.specs.keys() & columns.keys():
+            values = columns[name]
+            total = columns[next(each for each in _NAMES if name.startswith(each))]
+            rows = ~np.isnan(values) & ~np.isnan(total)
+            numbers = columns[_COMBINATION][rows]
+            means = [values[rows][numbers == each].mean() for each in np.unique(numbers)]
+            figures[name] = float(np.mean(means)) if means else np.nan
+            figures[f"{name}_deviation"] = float(np.std(means)) if means else np.nan
+        return figures
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`labels`, which name the targets of each attribute."""
@@ -120,20 +107,14 @@ class AttributeClassifier(CompositeScorer):
         """Raise if a label names an unknown attribute or target; loads no weights."""
         self._targets(samples)
 
-    def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> dict[str, Scores]:
-        """Return all scores, `"combination"` by name; NaN for an empty text or a failed part."""
+    def score_samples(self, samples: Samples, names: Collection[str]) -> Scored:
+        """Return all scores, and `"combination"`; NaN for a label without a known attribute."""
         n, targets = len(samples), self._targets(samples)
-        kept = nonempty("attributes", texts=samples.texts)
-        for i in kept:
-            if not targets[i]:
-                log.warning("labels[%d] names no attribute: attributes is NaN", i)
+        unnamed = [i for i, named in enumerate(targets) if not named]
         totals = {name: np.zeros(n) for name in _NAMES}
-        counts = scatter([len(targets[i]) or np.nan for i in kept], kept, n)
         by_attribute: dict[str, Scores] = {}
         for attribute, classifier in self.classifiers.items():
-            rows = [i for i in kept if attribute in targets[i]]
+            rows = [i for i, named in enumerate(targets) if attribute in named]
             if not rows:  # its model is not loaded
                 by_attribute |= {f"{name}_{attribute}": np.full(n, np.nan) for name in _NAMES}
                 continue
@@ -144,10 +125,10 @@ class AttributeClassifier(CompositeScorer):
             for name in _NAMES:
                 by_attribute[f"{name}_{attribute}"] = scatter(scores[name], rows, n)
                 totals[name][rows] += scores[name]
+        counts = np.array([len(named) or np.nan for named in targets])
         scored = {name: total / counts for name, total in totals.items()} | by_attribute
-        if _COMBINATION in (names or ()):
-            scored[_COMBINATION] = np.array([self._combination(row) for row in targets], float)
-        return scored
+        scored[_COMBINATION] = np.array([self._combination(named) for named in targets], float)
+        return Scored(scored, Failures(dict.fromkeys(unnamed, "the label names no attribute")))
 
     def _combination(self, targets: Targets) -> int:
         """Return a number of these targets that no other combination has."""
@@ -163,37 +144,20 @@ class AttributeClassifier(CompositeScorer):
         targets: list[Targets] = []
         single = [*self.classifiers] if len(self.classifiers) == 1 else []
         for i, label in enumerate(samples.require("labels", "AttributeClassifier")):
-            item = f"labels[{i}] = {shortened(label, 80)}"
-            parsed = parse_attributes(label)
-            if parsed is None and single and "=" not in label:
-                parsed = dict.fromkeys(single, label.strip())
-            if parsed is None:
-                raise ValueError(
-                    f"{item} is not of the form "
-                    f"{attribute_label(dict.fromkeys(self.classifiers, '…'))!r}. Name each target "
-                    "attribute once."
-                )
-            for attribute, target in parsed.items():
+            item = f"= {shortened(label, 80)}"
+            named = parse_attributes(label)
+            if named is None and single and "=" not in label:
+                named = dict.fromkeys(single, label.strip())
+            if named is None:
+                form = attribute_label(dict.fromkeys(self.classifiers, "…"))
+                raise ItemError("labels", i, f"{item} must name each attribute once, {form!r}")
+            for attribute, target in named.items():
                 if attribute not in self.classifiers:
-                    raise ValueError(
-                        f"{item}: there is no classifier for {attribute!r}, only for "
-                        f"{', '.join(self.classifiers)}"
-                    )
-                known = self.classifiers[attribute].configured_labels
-                if target not in known:
-                    raise ValueError(
-                        f"{item}: {shortened(target, 80)} is not a label of the classifier for "
-                        f"{attribute!r}, which has {', '.join(known)}. Use one of them, or pass "
-                        f"{label_map_for(target, known)}."
-                    )
-            targets.append(parsed)
+                    known = ", ".join(self.classifiers)
+                    raise ItemError("labels", i, f"{item}: {attribute!r} must be one of {known}")
+                labels = self.classifiers[attribute].configured_labels
+                if target not in labels:
+                    must = f"must be one of {', '.join(labels)}, or in label_map"
+                    raise ItemError("labels", i, f"{item}: {shortened(target, 80)} {must}")
+            targets.append(named)
         return targets
-
-
-def _figure(figure: Literal[0, 1], values: Scores, totals: Scores, combinations: Scores) -> float:
-    """Return mean (0) or deviation (1) over combinations, of n samples without the failed ones."""
-    rows = ~np.isnan(values) & ~np.isnan(totals)
-    means = [values[rows & (combinations == each)].mean() for each in np.unique(combinations[rows])]
-    if not means:
-        return float("nan")
-    return float(np.std(means) if figure else np.mean(means))

@@ -10,9 +10,10 @@ import numpy as np
 from ctrlreward.arguments import some_of
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import shared_model
+from ctrlreward.failures import Failures
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs
-from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
+from ctrlreward.samples import Samples, empty_items
+from ctrlreward.scorers.base import Scored, Scores, ScoreSpec
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.perplexity import mean_log_probs
 from ctrlreward.weights.loading import load_config
@@ -25,7 +26,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "precision": ("references", "texts"),
     "recall": ("texts", "references"),
 }
-_PARTS: Mapping[AspectName, tuple[str, ...]] = {
+_PARTS: Mapping[str, tuple[str, ...]] = {
     "faithfulness": ("faithfulness",),
     "precision": ("precision",),
     "recall": ("recall",),
@@ -66,7 +67,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(model, **options)
-        self._leaves_out = aspects == "all"
+        self.optional = aspects == "all"
         self.aspects = some_of("aspects", aspects, _PARTS)
 
     @property
@@ -100,28 +101,29 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
             )
         return shared_model(Seq2SeqInfiller, name, self.device, self.dtype, self.batch_tokens)
 
-    def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> dict[str, Scores]:
-        """Return the chosen scores; NaN, with a warning, for an empty text or counterpart."""
-        wanted = [name for name in self.aspects if names is None or name in names]
-        needed = dict.fromkeys(part for name in wanted for part in _PARTS[name])
-        scores = {part: self._score(part, samples) for part in needed}
-        return {name: np.mean([scores[p] for p in _PARTS[name]], axis=0) for name in wanted}
+    def score_samples(self, samples: Samples, names: Collection[str]) -> Scored:
+        """Return the chosen scores; NaN for an empty source or reference."""
+        parts = {part: self._score(part, samples) for name in names for part in _PARTS[name]}
+        scores = {name: np.mean([parts[p][0] for p in _PARTS[name]], axis=0) for name in names}
+        failures = Failures()
+        for _, failed in parts.values():
+            failures |= failed
+        return Scored(scores, failures)
 
-    def _score(self, aspect: str, samples: Samples) -> Scores:
+    def _score(self, part: str, samples: Samples) -> tuple[Scores, Failures]:
         """Return the log-probability of one column given another, shape (n,)."""
-        given, scored = _COLUMNS[aspect]
-        sources, targets = (samples.require(c, f"BARTScore {aspect}") for c in (given, scored))
+        read, scored = _COLUMNS[part]
+        sources, targets = (samples.require(c, f"BARTScore {part}") for c in (read, scored))
+        failures = empty_items(read, sources) | empty_items(scored, targets)
+        kept = [i for i in range(len(samples)) if i not in failures]
         scores = np.full(len(samples), np.nan)
-        kept = nonempty(aspect, **{given: sources, scored: targets})
         for window in windows([len(sources[i]) + len(targets[i]) for i in kept]):
             rows = [kept[place] for place in window]
             with self.locked_model() as model:
                 results = conditional_log_probs(
                     model,
-                    {f"{given}[{i}]": sources[i] for i in rows},
+                    {f"{read}[{i}]": sources[i] for i in rows},
                     {f"{scored}[{i}]": targets[i] for i in rows},
                 )
             scores[rows], _ = mean_log_probs(results)
-        return scores
+        return scores, Failures(failures)

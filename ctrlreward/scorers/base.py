@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
-from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Unpack
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,8 @@ import torch
 
 from ctrlreward.arguments import Mode, kind_of
 from ctrlreward.engine.sharing import locked
+from ctrlreward.failures import Failures, ItemError
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.items import item_logger, items_named
 from ctrlreward.samples import (
     MissingColumn,
     SampleKeywords,
@@ -28,7 +29,7 @@ from ctrlreward.samples import (
     shortened,
 )
 
-log = item_logger(__name__)
+log = logging.getLogger(__name__)
 
 Scores: TypeAlias = npt.NDArray[np.float64]
 
@@ -37,27 +38,6 @@ _ROUNDING = 2.0**-7
 
 # Magnitude above which a score counts as failed: trainers and loggers store scores in float32.
 LARGEST = float(np.finfo(np.float32).max)
-
-# Ends the name of the fold that is the deviation of a score.
-DEVIATION = "_deviation"
-
-# What a scorer may return for a text.
-_GIVEN = float | Real | np.bool_ | np.ndarray | torch.Tensor | None
-
-# Methods of metrics in torchmetrics and evaluate, which a scorer doesn't have.
-METHODS_OF_METRICS = ("add", "add_batch", "compute", "forward", "update")
-
-
-def nonempty(name: str, **columns: Sequence[str]) -> list[int]:
-    """Return the indices of the samples with text in every column; a warning names the others."""
-    kept = []
-    for i, row in enumerate(zip(*columns.values(), strict=True)):
-        empty = [column for column, text in zip(columns, row, strict=True) if not text.strip()]
-        if empty:
-            log.warning("%s[%d] is empty: %s is NaN", empty[0], i, name)
-        else:
-            kept.append(i)
-    return kept
 
 
 def scatter(values: Sequence[float] | Scores, kept: Sequence[int], n: int) -> Scores:
@@ -91,34 +71,36 @@ class ScoreSpec:
         return [bound if math.isfinite(bound) else None for bound in self.range]
 
 
-@dataclass(frozen=True)
-class CorpusFold:
-    """Fold of the values of n samples into the score of their corpus; NaN if none counts.
+class Scored(NamedTuple):
+    """Scores of n samples by name, float64 of shape (n,), NaN for a failed sample.
 
-    `parts` names the arguments, arrays of shape (n,), NaN where a sample failed: scores, or values
-    that `score_samples` returns only by name.
-
-    Examples:
-        >>> CorpusFold(("words",), len).fold(np.array([3.0, 4.0, np.nan]))
-        3
+    `failures` say why scores of a sample are NaN, `reasons` a judge's reason for each score, by
+    name n texts, "" for none.
     """
 
-    parts: tuple[str, ...]
-    fold: Callable[..., float]
+    scores: Mapping[str, Any]
+    failures: Failures = Failures()
+    reasons: Mapping[str, Sequence[str]] = {}
+
+    def warned(self, places: Sequence[str] | None = None) -> dict[str, Scores]:
+        """Return the scores, after one warning of the failures; `places` as in `Failures.warn`."""
+        self.failures.warn(len(next(iter(self.scores.values()), ())), places)
+        return dict(self.scores)
 
 
 class Scorer(ABC):
     """A formula that turns `Samples` into named scores.
 
-    Subclasses implement `specs` and `score_samples`. Models are loaded at the first `score` only.
-    Each distinct sample is scored once, in one thread at a time, by the requested scores only.
+    Subclasses implement `specs` and `score_samples`, and have no state but their models, which are
+    loaded at the first `score`. Each distinct sample is scored once, in one thread at a time, by
+    the requested scores only.
 
     Examples:
         >>> class Words(Scorer):
-        ...     specs = {"words": ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
+        ...     specs = {"words": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
         ...
         ...     def score_samples(self, samples):
-        ...         return {"words": np.array([float(len(text.split())) for text in samples.texts])}
+        ...         return {"words": [len(text.split()) for text in samples.texts]}
         >>> Words().score(["Good soup.", "The soup was good."])
         {'words': array([2., 4.])}
     """
@@ -129,102 +111,21 @@ class Scorer(ABC):
     # True if all samples of a group share one value: a prompt then contributes its jackknife value.
     of_groups: bool = False
 
+    # True if an empty text has a score; else `score` leaves it out, and its scores are NaN.
+    scores_empty: bool = False
+
+    # True if `score` leaves out the scores whose columns are absent.
+    optional: bool = False
+
     device: str = ""  # of the model, as in torch; "" for a scorer without a model
 
-    # True if `score` leaves out the scores whose columns are absent, and the ones already named.
-    _leaves_out: bool = False
-    _left_out: tuple[str, ...] = ()
+    # Values of each sample that `corpus_of` reads beside the scores.
+    corpus_columns: tuple[str, ...] = ()
 
     @property
     @abstractmethod
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each score, by name."""
-
-    @property
-    def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        """Folds of scores of a corpus that are not means, and of their `<score>_deviation`."""
-        return {}
-
-    def score(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> dict[str, Scores]:
-        """Return a float64 array of shape (n,) per score, in input order; NaN for a failed sample.
-
-        A sample fails if its text is not valid Unicode, or its score is beyond float32, with a
-        warning. `samples` may have any form that `as_samples` converts; `columns` are added to them
-        or replace theirs, `labels="positive"`.
-
-        Raises:
-            TypeError: The data is of another type, or a keyword is not a column of `Samples`.
-            ValueError: A column that a score needs is absent, or the scorer rejects an item of it.
-        """
-        samples = as_samples(samples, **columns)
-        return score({name: Component(self, name) for name in self.computable(samples)}, samples)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {', '.join(self.specs)}>"
-
-    def __call__(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> dict[str, Scores]:
-        """See `score`."""
-        return self.score(samples, **columns)
-
-    def corpus(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> dict[str, float]:
-        """Return the scores of n samples as one corpus, such as all outputs of a system.
-
-        By `corpus_folds`, or else the mean over the samples that did not fail; NaN if all failed.
-        Takes the arguments of `score`.
-        """
-        samples = as_samples(samples, **columns)
-        names, folds = self.computable(samples), self.corpus_folds
-        names += tuple(name for score in names if (name := score + DEVIATION) in folds)
-        parts = [part for name in names if name in folds for part in folds[name].parts]
-        wanted = (*(name for name in names if name in self.specs), *parts)
-        scores = score({name: Component(self, name) for name in wanted}, samples)
-        return {
-            name: folds[name].fold(*(scores[part] for part in folds[name].parts))
-            if name in folds
-            else valid_mean(scores[name])
-            for name in names
-        }
-
-    def computable(self, samples: Samples) -> tuple[str, ...]:
-        """Return the names of the scores that `score` computes for some samples.
-
-        With `aspects="all"` those whose columns are present, if any; a warning names the others.
-        """
-        if not self._leaves_out:
-            return tuple(self.specs)
-        present = samples.columns()
-        lacking = {
-            name: [column for column in self.required_columns([name]) if column not in present]
-            for name in self.specs
-        }
-        names = tuple(name for name in lacking if not lacking[name])
-        left_out = tuple(name for name in lacking if lacking[name])
-        if names and left_out and left_out != self._left_out:
-            self._left_out = left_out
-            absent = dict.fromkeys(column for name in left_out for column in lacking[name])
-            log.warning(
-                "%s leaves out %s, because the samples lack the columns %s and have only %s",
-                *(type(self).__name__, ", ".join(left_out), ", ".join(absent), ", ".join(present)),
-            )
-        return names or tuple(self.specs)
-
-    @abstractmethod
-    def score_samples(self, samples: Samples) -> Mapping[str, Any]:
-        """Return an array of shape (n,) per score, NaN for a failed sample.
-
-        It draws no random numbers, as it may run on a thread. A second parameter, `names=None`,
-        gets the requested scores, None for all. A pointwise scorer gets no sample twice.
-        """
-
-    def reasons(self, samples: Samples, names: Collection[str]) -> Mapping[str, Sequence[str]]:
-        """Return why n samples that were just scored have their scores, by score; "" if unknown."""
-        return {}
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Return the columns that scores need, each with the name of the one that reads it."""
@@ -234,6 +135,29 @@ class Scorer(ABC):
         """Raise the errors that scoring would, such as for an unknown label; loads no weights."""
         wanted = self.specs if names is None else names
         check_columns({name: Component(self, name) for name in wanted}, samples)
+
+    @abstractmethod
+    def score_samples(self, samples: Samples, names: Collection[str]) -> Scored | Mapping[str, Any]:
+        """Return one number per sample for each score, NaN or None for a failed sample.
+
+        It draws no random numbers, as it may run on a thread. `names`, a parameter that may be left out, are the
+        requested scores. Texts are valid Unicode and not empty; a pointwise scorer gets no sample
+        twice. Wrong data is an `ItemError`.
+        """
+
+    def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
+        """Return the scores of n samples as one corpus that are not means, by name.
+
+        `columns` are scores and `corpus_columns` of the samples, each of shape (n,), NaN where one
+        failed. Names ending in `_deviation` are deviations of a score.
+        """
+        return {}
+
+    def explain(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> list[dict[str, Any]]:
+        """Return for each sample what its scores consist of, by name; nothing by default."""
+        return [{} for _ in as_samples(samples, **columns).texts]
 
     @property
     def _inner(self) -> Sequence[Scorer]:
@@ -261,16 +185,40 @@ class Scorer(ABC):
         for part in self._inner:
             part.release()
 
-    if not TYPE_CHECKING:  # a type checker would assume that the class has every attribute
+    def score(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> dict[str, Scores]:
+        """Return a float64 array of shape (n,) per score, in input order; NaN for a failed sample.
 
-        def __getattr__(self, name: str) -> Any:
-            if name in METHODS_OF_METRICS:
-                raise AttributeError(
-                    f"{type(self).__name__} has no method {name!r}. Call score(texts, labels=..., "
-                    "references=..., ...), or wrap one score for torchmetrics: "
-                    "ctrlreward.adapters.torchmetrics.ScoreMean(scorer['name'])."
-                )
-            return object.__getattribute__(self, name)  # raises the error again
+        A sample fails if its text is empty or not valid Unicode, or its score is beyond float32,
+        with a warning. `samples` may have any form that `as_samples` converts; `columns` are added
+        to them or replace theirs, `labels="positive"`.
+
+        Raises:
+            TypeError: The data is of another type, or a keyword is not a column of `Samples`.
+            ValueError: A column that a score needs is absent, or the scorer rejects an item of it.
+        """
+        given = as_samples(samples, **columns)
+        return score({name: self[name] for name in computable(self, given)}, given).warned()
+
+    __call__ = score
+
+    def corpus(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> dict[str, float]:
+        """Return the scores of n samples as one corpus, such as all outputs of a system.
+
+        By `corpus_of`, or else the mean over the samples that did not fail; NaN if all failed.
+        Takes the arguments of `score`.
+        """
+        given = as_samples(samples, **columns)
+        names = computable(self, given)
+        wanted = dict.fromkeys((*names, *self.corpus_columns))
+        found = score({name: Component(self, name) for name in wanted}, given).warned()
+        return {name: valid_mean(found[name]) for name in names} | self.corpus_of(found)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(self.specs)}>"
 
     def __getitem__(self, name: str) -> Component:
         """Return one score as a component; a KeyError lists the scores that exist."""
@@ -285,53 +233,25 @@ class Scorer(ABC):
 class Component:
     """One named score of a scorer: `scorer["coherence"]`.
 
-    With `given` and `at_least`, which `Reward` alone reads, the component counts only for samples
-    where another component reaches a threshold.
-
-    Args:
-        scorer: The scorer.
-        name: Name of the score.
-        given: Name of another component of the reward, which is better when higher.
-        at_least: Threshold that it has to reach.
-
-    Raises:
-        ValueError: `given` without `at_least`, or the reverse.
-
     Examples:
         >>> from ctrlreward import LexiconSentiment
-        >>> polarity = Component(LexiconSentiment(), "polarity", given="content", at_least=0.5)
+        >>> Component(LexiconSentiment(), "polarity").spec.range
+        (-1.0, 1.0)
     """
 
     scorer: Scorer
     name: str
-    given: str | None = None
-    at_least: float | None = None
-
-    def __post_init__(self) -> None:
-        if (self.given is None) != (self.at_least is None):
-            raise ValueError(
-                f"given = {self.given!r}, at_least = {self.at_least}: a condition needs both, the "
-                "name of a component and the threshold that it has to reach"
-            )
-        if self.at_least is not None and not math.isfinite(self.at_least):
-            raise ValueError(f"at_least must be finite, got {self.at_least}")
 
     def __call__(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
     ) -> Scores:
         """Return this score of n samples, float64 of shape (n,); see `Scorer.score`."""
-        return score({self.name: self}, as_samples(samples, **columns))[self.name]
+        return score({self.name: self}, as_samples(samples, **columns)).warned()[self.name]
 
     @property
     def spec(self) -> ScoreSpec:
         """Direction and range of this score."""
         return self.scorer.specs[self.name]
-
-    @property
-    def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        """Folds into the score of a corpus, "", and into its deviation; none if it is the mean."""
-        folds = self.scorer.corpus_folds
-        return {end: folds[self.name + end] for end in ("", DEVIATION) if self.name + end in folds}
 
 
 class TaskModel(Protocol):
@@ -359,18 +279,12 @@ class TaskScorer(Scorer):
     @abstractmethod
     def fold(
         self, samples: Samples, answers: Sequence[Any], names: Collection[str]
-    ) -> Mapping[str, Any]:
+    ) -> Scored | Mapping[str, Any]:
         """Return an array of shape (n,) for each score in `names`, from the answers of `tasks`."""
 
-    def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> Mapping[str, Any]:
+    def score_samples(self, samples: Samples, names: Collection[str] | None = None) -> Scored:
         """See `Scorer.score_samples`."""
-        wanted = self.specs if names is None else names
-        tasks = self.tasks(samples, wanted)
-        with locked(self.loaded_model):
-            answers = self.loaded_model.answer(tasks)
-        return self.fold(samples, answers, wanted)
+        return scores_of({self: self.specs if names is None else names}, samples)[self]
 
 
 class CompositeScorer(Scorer):
@@ -407,47 +321,80 @@ class CompositeScorer(Scorer):
             part.check_samples(samples)
 
 
-def scores_of(
-    wanted: Mapping[Scorer, Collection[str]], samples: Samples
-) -> dict[Scorer, dict[str, Scores]]:
-    """Return the named scores of each scorer; one call of a model answers the tasks of all.
+def score(components: Mapping[str, Component], samples: Samples) -> Scored:
+    """Return the scores of n samples by name, and why some are NaN, for the caller to log.
 
-    Text that is not valid Unicode, at which a tokenizer would fail, is scored as empty.
+    Each scorer runs once for all of its components, on the samples that it can read, a pointwise
+    one on each distinct sample. A scorer or model in use by another thread is waited for.
+
+    Raises:
+        MissingColumn: The samples lack a column that a component needs.
+        ItemError: An item of a column is wrong.
+        Exception: Any exception of a scorer.
     """
-    invalid = samples.invalid_unicode()
-    for i, column in invalid.items():
-        log.warning("%s[%d] is not valid Unicode: the scores of the sample are NaN", column, i)
-    if invalid:
-        samples = samples.blanked(invalid)
-    asked: dict[int, tuple[TaskModel, list[Any]]] = {}
-    spans: dict[Scorer, tuple[int, slice]] = {}
-    for scorer, names in wanted.items():
-        if isinstance(scorer, TaskScorer):
-            with named_error({scorer: names}, samples):
-                tasks, model = scorer.tasks(samples, names), scorer.loaded_model
-            of_model = asked.setdefault(id(model), (model, []))[1]
-            spans[scorer] = id(model), slice(len(of_model), len(of_model) + len(tasks))
-            of_model += tasks
-    answered = {}
-    for key, (model, tasks) in asked.items():
-        together = {scorer: wanted[scorer] for scorer in spans if spans[scorer][0] == key}
-        with named_error(together, samples), locked(model):
-            answered[key] = model.answer(tasks)
-    found = {}
+    check_columns(components, samples)
+    wanted: dict[Scorer, set[str]] = {}
+    for component in components.values():
+        wanted.setdefault(component.scorer, set()).add(component.name)
+    alike: dict[tuple[bool, bool], list[Scorer]] = {}
+    for scorer in wanted:
+        alike.setdefault((scorer.pointwise, scorer.scores_empty), []).append(scorer)
+    columns: dict[Component, Scores] = {}
+    failures, reasons = Failures(), dict[Component, list[str]]()
+    for (pointwise, scores_empty), scorers in alike.items():
+        unreadable = samples.unreadable(not scores_empty)
+        rows = [i for i in range(len(samples)) if i not in unreadable]
+        readable = samples[rows] if unreadable else samples
+        chosen, places = readable.distinct() if pointwise else (readable, [*range(len(rows))])
+        try:
+            found = scores_of({scorer: wanted[scorer] for scorer in scorers}, chosen)
+        except ItemError as error:
+            row = rows[places.index(error.row)]
+            raise ItemError(error.column, row, error.problem) from error
+        failures |= unreadable
+        for scorer, (scores, own_failures, own_reasons) in found.items():
+            for name, values in scores.items():
+                columns[Component(scorer, name)] = scatter(values[places], rows, len(samples))
+            for row, place in zip(rows, places, strict=True) if own_failures else ():
+                if place in own_failures:
+                    failures.add(row, own_failures[place])
+            for name, texts in own_reasons.items():
+                told = dict(zip(rows, (texts[place] for place in places), strict=True))
+                reasons[Component(scorer, name)] = [told.get(i, "") for i in range(len(samples))]
+    return Scored(
+        {name: columns[component] for name, component in components.items()},
+        failures,
+        {name: reasons[c] for name, c in components.items() if any(reasons.get(c, ()))},
+    )
+
+
+def scores_of(wanted: Mapping[Scorer, Collection[str]], samples: Samples) -> dict[Scorer, Scored]:
+    """Return the named scores of each scorer; one call of a model answers the tasks of all."""
+    of_model: dict[int, list[TaskScorer]] = {}
+    found: dict[Scorer, Any] = {}
     for scorer, names in wanted.items():
         with named_error({scorer: names}, samples):
-            returned: Any
-            if isinstance(scorer, TaskScorer):
-                key, span = spans[scorer]
-                returned = scorer.fold(samples, answered[key][span], names)
+            if not len(samples):
+                found[scorer] = {name: [] for name in names}
+            elif isinstance(scorer, TaskScorer):
+                of_model.setdefault(id(scorer.loaded_model), []).append(scorer)
             else:
-                method: Callable[..., Any] = scorer.score_samples
+                method: Any = scorer.score_samples
                 takes_names = len(signature(method).parameters) > 1
-                returned = method(samples, names) if takes_names else method(samples)
-        found[scorer] = checked_scores(scorer, samples, returned, names)
-        for values in found[scorer].values() if invalid else ():
-            values[list(invalid)] = np.nan
-    return found
+                with locked(scorer):
+                    found[scorer] = method(samples, names) if takes_names else method(samples)
+    for scorers in of_model.values():
+        model = scorers[0].loaded_model
+        with named_error({each: wanted[each] for each in scorers}, samples), locked(model):
+            tasks = [each.tasks(samples, wanted[each]) for each in scorers]
+            answers = iter(model.answer([task for own in tasks for task in own]))
+            for each, own in zip(scorers, tasks, strict=True):
+                answered = list(islice(answers, len(own)))
+                found[each] = each.fold(samples, answered, wanted[each])
+    return {
+        scorer: checked_scores(scorer, samples, found[scorer], names)
+        for scorer, names in wanted.items()
+    }
 
 
 @contextmanager
@@ -472,107 +419,77 @@ def named_error(wanted: Mapping[Scorer, Collection[str]], samples: Samples) -> I
 
 def checked_scores(
     scorer: Scorer, samples: Samples, returned: object, names: Collection[str]
-) -> dict[str, Scores]:
+) -> Scored:
     """Return a scorer's scores as float64, (n,); NaN for None, infinity and beyond float32."""
     owner, texts, specs = type(scorer).__name__, samples.texts, scorer.specs
-    if not isinstance(returned, Mapping):
+    found = returned if isinstance(returned, Scored) else Scored(returned)  # type: ignore[arg-type]
+    if not isinstance(found.scores, Mapping):
         raise TypeError(
             f"{owner} returned {kind_of(returned)}, must be a mapping from the name of "
             "each score to an array of one number per sample"
         )
-    scores = {}
+    scores, failures = {}, Failures(found.failures)
     for name in names:
         subject = f"{owner} returned {name!r}"
-        if name not in returned:
-            raise ValueError(
-                f"{owner} returned no score {name!r}, only {', '.join(returned) or 'none'}. Return "
-                "every score of specs."
-            )
-        given: Any = returned[name]
-        if isinstance(given, torch.Tensor):
-            given = given.detach().double().cpu().numpy()
-        if not isinstance(given, np.ndarray) or given.dtype.kind not in "biuf":
-            if isinstance(given, str) or not isinstance(given, Iterable):
-                raise TypeError(
-                    f"{subject} = {shortened(given)}, {kind_of(given)}, must be one number "
-                    "per sample"
-                )
-            given = list(given)
-            for i, (item, text) in enumerate(zip(given, texts, strict=False)):
-                if not isinstance(item, _GIVEN) or getattr(item, "ndim", False):
-                    raise TypeError(
-                        f"{subject} = {shortened(item)} for texts[{i}] = {shortened(text)}, "
-                        f"{kind_of(item)}, must be a number, or None for a failed sample"
-                    )
-        values = np.array(given, dtype=np.float64)
+        if name not in found.scores:
+            raise ValueError(f"{owner} returned no score {name!r}, only {', '.join(found.scores)}")
+        column: Any = found.scores[name]
+        if isinstance(column, torch.Tensor):
+            column = column.detach().double().cpu().numpy()
+        try:
+            array = np.asarray(column)
+            values = array.astype(np.float64)  # a copy; None is NaN
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{subject}, which must be one number per sample: {error}") from error
+        if array.dtype.kind not in "biufO":
+            raise TypeError(f"{subject} of type {array.dtype}, must be one number per sample")
         if values.shape != (len(texts),):
             raise ValueError(
-                f"{subject} of shape {values.shape} for {len(texts)} samples. Return an array of "
-                f"shape ({len(texts)},)."
+                f"{subject} of shape {values.shape} for {len(texts)} samples, must be an array of "
+                f"shape ({len(texts)},)"
             )
-        too_large = np.abs(values) > LARGEST
-        if too_large.any():
-            what = "infinite" if np.isinf(values[too_large]).all() else "beyond float32"
-            count, first = np.count_nonzero(too_large), int(too_large.argmax())
-            log.warning(
-                "%s: %r is %s for %d of %d texts, and becomes NaN (the first is texts[%d])",
-                *(owner, name, what, count, len(texts), first),
-            )
-            values[too_large] = np.nan
+        for i in np.flatnonzero(np.abs(values) > LARGEST).tolist():
+            what = "infinite" if math.isinf(values[i]) else "beyond float32"
+            failures.add(i, f"{name} is {what}")
+            values[i] = np.nan
         low, high = specs[name].range if name in specs else (-np.inf, np.inf)
         above = values > high + _ROUNDING * max(1.0, abs(high))
         outside = above | (values < low - _ROUNDING * max(1.0, abs(low)))
         if outside.any():
             i = int(outside.argmax())
-            raise ValueError(
-                f"{subject} = {values[i]} for texts[{i}] = {shortened(texts[i])}, outside its "
-                f"range [{low}, {high}]. Correct the score, or the range."
-            )
+            problem = f"= {shortened(texts[i])}: {subject} = {values[i]}, outside its range"
+            raise ItemError("texts", i, f"{problem} [{low}, {high}]")
         scores[name] = values
-    return scores
+    unexplained = not isinstance(returned, Scored) and not scorer.scores_empty
+    for name, values in scores.items() if unexplained else ():
+        for i in np.flatnonzero(np.isnan(values)).tolist():
+            failures.add(i, f"{owner} has no {name} of it")
+    return Scored(scores, failures, found.reasons)
 
 
-@contextmanager
-def in_use(components: Iterable[Component]) -> Iterator[list[Scorer]]:
-    """Lock the scorers of components inside the context; a thread may do so again."""
-    scorers = sorted({c.scorer for c in components}, key=id)  # in one order: no deadlock
-    with ExitStack() as locks:
-        for scorer in scorers:
-            locks.enter_context(locked(scorer))
-        yield scorers
+def computable(scorer: Scorer, samples: Samples) -> tuple[str, ...]:
+    """Return the names of the scores that `score` computes for some samples.
 
-
-def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Scores]:
-    """Return the scores of n samples by name, arrays of shape (n,).
-
-    Each scorer runs once for all of its components, a pointwise one on each distinct sample. A
-    scorer in use by another thread is waited for.
+    Of an `optional` scorer those whose columns are present, if any; a warning names the others.
     """
-    check_columns(components, samples)
-    distinct, inverse = samples.distinct()
-    with in_use(components.values()) as scorers, ExitStack() as names:
-        wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
-        pointwise = {s: wanted[s] for s in scorers if s.pointwise}
-        others = {s: wanted[s] for s in scorers if not s.pointwise}
-        outputs = scores_of(others, samples) if others else {}
-        if distinct is not samples:
-            first = np.unique(inverse, return_index=True)[1].tolist()  # row of each distinct sample
-            names.enter_context(items_named(lambda column, i: f"{column}[{first[i]}]"))
-        outputs |= scores_of(pointwise, distinct) if pointwise else {}
-    return {
-        name: outputs[c.scorer][c.name][inverse if c.scorer.pointwise else slice(None)]
-        for name, c in components.items()
+    present = samples.columns()
+    lacking = {
+        name: [column for column in scorer.required_columns([name]) if column not in present]
+        for name in (scorer.specs if scorer.optional else ())
     }
-
-
-def reasons_of(components: Mapping[str, Component], samples: Samples) -> dict[str, list[str]]:
-    """Return the reasons of n samples that were just scored, by component; only those with any."""
-    found = {}
-    for name, component in components.items():
-        told = component.scorer.reasons(samples, [component.name]).get(component.name, ())
-        if any(told):
-            found[name] = list(told)
-    return found
+    names = tuple(name for name in lacking if not lacking[name])
+    left_out = [name for name in lacking if lacking[name]]
+    if not names:
+        return tuple(scorer.specs)
+    if left_out:
+        log.warning(
+            "%s leaves out %s, because the samples lack the columns %s and have only %s",
+            type(scorer).__name__,
+            ", ".join(left_out),
+            ", ".join(dict.fromkeys(column for name in left_out for column in lacking[name])),
+            ", ".join(present),
+        )
+    return names
 
 
 def check_columns(components: Mapping[str, Component], samples: Samples) -> None:

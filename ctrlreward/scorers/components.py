@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import did_you_mean, kind_of
+from ctrlreward.arguments import kind_of
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, shortened
-from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
+from ctrlreward.scorers.base import Component, Scorer, ScoreSpec, computable
 from ctrlreward.text.chats import prompt_messages, prompt_text
 
 # Types that a `Reward`, a callback or an adapter accepts as a component.
@@ -70,6 +70,8 @@ class FunctionScorer(Scorer):
     pointwise: bool = False
     range: tuple[float, float] = (-np.inf, np.inf)
 
+    scores_empty = True
+
     def __post_init__(self) -> None:
         if not callable(self.function) or isinstance(self.function, type):
             raise TypeError(f"function = {shortened(self.function)} is not a function")
@@ -90,9 +92,8 @@ class FunctionScorer(Scorer):
         for name, parameter in self._column_parameters().items():
             if name not in _COLUMN_OF and _is_required(parameter):
                 raise TypeError(
-                    f"{self.name} needs the argument {name!r}, which is not a column of Samples"
-                    f"{did_you_mean(name, COLUMN_OF)}. Use one of {', '.join(JSON_KEYS)}, or a "
-                    "default value."
+                    f"{self.name} needs the argument {name!r}, which is not a column of Samples: "
+                    f"use one of {', '.join(JSON_KEYS)}, or a default value"
                 )
 
     @property
@@ -212,7 +213,7 @@ def name_components(
         )
     components: dict[str, Component] = {}
     for position, scorer in enumerate(scorers):
-        for score in scorer.specs if samples is None else scorer.computable(samples):
+        for score in scorer.specs if samples is None else computable(scorer, samples):
             name = f"{names[position]}.{score}" if names else score
             if name in components:
                 raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, get_args
 import numpy as np
 
 from ctrlreward.arguments import one_of, positive, some_of
+from ctrlreward.failures import Failures
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.calibration import context_gain, label_bias
 from ctrlreward.functional.ctrleval import (
@@ -21,20 +22,17 @@ from ctrlreward.functional.ctrleval import (
     relevance_evaluators,
     weighted_mean,
 )
-from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.seq2seq import load_infiller
 from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Scores, ScoreSpec, TaskScorer
+from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, TaskScorer, computable
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.task import WORD_SLOT, Evaluator, Task, require_texts
 from ctrlreward.text.neutral_texts import neutral_texts
 from ctrlreward.text.sentences import find_splitter
-
-log = item_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -127,16 +125,14 @@ def relevance_blanks(evaluators: Sequence[Evaluator]) -> tuple[Blank, ...]:
     return tuple(blanks)
 
 
-def reason_for_nan(aspect: str, text: str, prefix: str) -> str:
-    """Return the reason why a sample has no pattern, for the warning."""
-    if not text.strip():
-        return "is empty"
-    if aspect == "coherence":
-        return "has no sentences"
-    return "has nothing beyond its prefix" if prefix.strip() else "has no prefix"
-
-
 AspectName: TypeAlias = Literal["coherence", "consistency", "attribute_relevance"]
+
+
+# Why a text has no pattern.
+_NOTHING = {
+    "coherence": "coherence: no sentences",
+    "consistency": "consistency: no prefix, or nothing beyond it",
+}
 
 
 class Evaluated(NamedTuple):
@@ -231,7 +227,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         super().__init__(model, **options)
         self.task = task if isinstance(task, Task) else Task.load(task)
         self.labels = self.task.labels
-        self._leaves_out = aspects == "all"
+        self.optional = aspects == "all"
         self.aspects = some_of("aspects", aspects, SPECS)
         self.weights = None if weights is None else one_of("weights", weights, get_args(Weighting))
         self.max_tokens = positive("max_tokens", max_tokens)
@@ -246,7 +242,8 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
             self.calibration = tuple(require_texts("calibration", calibration))
             positive("len(calibration)", len(self.calibration))
         self._iwf = iwf
-        self._bias: Scores | None = None
+
+    _of_model = ("loaded_model", "iwf", "bias", "_neutral", "_contexts")
 
     @cached_property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -274,11 +271,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
             table = InverseFrequency.from_file(table)
         return table.require(len(tokenizer))
 
-    def release(self) -> None:
-        """Free the model and its calibration; see `ModelScorer.release`."""
-        super().release()
-        self._bias = None
-
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
         """Raise if the samples lack a column that the aspects need, or have an unknown label."""
         super().check_samples(samples, names)
@@ -293,10 +285,10 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
             prefixes = samples.require("prefixes", "CTRLEval consistency")
         if "attribute_relevance" in aspects:
             self._targets(samples)
-            self._calibrated()
+            _ = self.bias  # before the answers
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
         tasks = []
-        for i, (text, prefix) in enumerate(zip(texts, prefixes, strict=True)):
+        for text, prefix in zip(texts, prefixes, strict=True):
             prefix = prefix[: len(text)]
             for aspect in aspects:
                 task = Patterns(())
@@ -306,9 +298,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                     task = Patterns(self._prompts, text)
                 elif prefix.strip() and text[len(prefix) :].strip():
                     task = Patterns(consistency_blanks(text, prefix))
-                if not task.blanks:
-                    reason = reason_for_nan(aspect, text, prefix)
-                    log.warning("texts[%d] %s: its %s is NaN", i, reason, aspect)
                 tasks.append(task)
                 if aspect in _GAINED:
                     gained = task.blanks[_GAINED[aspect]]
@@ -318,12 +307,15 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
 
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
-    ) -> dict[str, Scores]:
+    ) -> Scored:
         """Return the chosen aspects, each float64 of shape (n,); NaN for one without patterns."""
         results = {aspect: np.full(len(samples), np.nan) for aspect in names}
+        failures = Failures()
         for found in self.evaluated(samples, answers, names):
             results[found.aspect][found.sample] = weighted_mean(found.scores, found.weights)
-        return results
+            if not len(found.scores):
+                failures.add(found.sample, _NOTHING[found.aspect])
+        return Scored(results, failures)
 
     def evaluated(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
@@ -343,7 +335,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                 if aspect == "attribute_relevance":
                     label = targets[i]
                     if len(scores):
-                        words = scores.reshape(-1, len(self.labels)) - self._calibrated()
+                        words = scores.reshape(-1, len(self.labels)) - self.bias
                         shares, beta = relevance_evaluators(words)
                         scores = shares[:, label]
                         weights = beta if weighting == "beta" else np.ones_like(beta)
@@ -352,8 +344,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                 yield Evaluated(i, aspect, label, scores, weights)
 
     def _targets(self, samples: Samples) -> list[int]:
-        reader = "CTRLEval attribute_relevance"
-        return samples.label_indices(self.labels, reader, "the task", self.attribute)
+        return samples.label_indices(self.labels, "CTRLEval attribute_relevance", self.attribute)
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
@@ -361,7 +352,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         """Return the aspects of each sample with their evaluators (Figure 5); see `to_records`."""
         samples = as_samples(samples, **columns)
         rows: list[dict[str, Explanation]] = [{} for _ in samples.texts]
-        for found, blanks in self._with_blanks(samples, self.computable(samples)):
+        for found, blanks in self._with_blanks(samples, computable(self, samples)):
             score = weighted_mean(found.scores, found.weights)
             evaluators: tuple[PatternScore, ...] = ()
             if len(found.scores):
@@ -395,13 +386,12 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
         """Return the probability of each label, (n, labels); NaN for an empty text, else sum 1."""
-        bias = self._calibrated()
         texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
         result = np.full((len(texts), len(self.labels)), np.nan)
         kept = [i for i, text in enumerate(texts) if text.strip()]
         weighting = self._weighting("attribute_relevance")
         for i, values in zip(kept, self._word_log_probs([texts[i] for i in kept]), strict=True):
-            result[i] = label_probabilities(values - bias, weighting)
+            result[i] = label_probabilities(values - self.bias, weighting)
         return result
 
     def _word_log_probs(self, texts: Sequence[str]) -> Scores:
@@ -411,17 +401,15 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         shape = len(texts), len(self.pattern_evaluators), len(self.labels)
         return np.array([answer.means for answer in answers]).reshape(shape)
 
-    def _calibrated(self) -> Scores:
-        """Return the bias that calibration subtracts, shape (evaluators, labels); measured once."""
-        if self._bias is None:
-            calibrated = self.calibration
-            if calibrated is None:
-                calibrated = isinstance(self.loaded_model, CausalLM) and len(self.labels) > 2
-            if calibrated:
-                self._bias = label_bias(self._word_log_probs(self._neutral))
-            else:
-                self._bias = np.zeros((len(self.pattern_evaluators), len(self.labels)))
-        return self._bias
+    @cached_property
+    def bias(self) -> Scores:
+        """Bias that calibration subtracts, shape (evaluators, labels), measured with the model."""
+        calibrated = self.calibration
+        if calibrated is None:
+            calibrated = isinstance(self.loaded_model, CausalLM) and len(self.labels) > 2
+        if calibrated:
+            return label_bias(self._word_log_probs(self._neutral))
+        return np.zeros((len(self.pattern_evaluators), len(self.labels)))
 
     @cached_property
     def _neutral(self) -> Sequence[str]:

@@ -9,14 +9,13 @@ from functools import cached_property
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ctrlreward.engine.sharing import locked
+from ctrlreward.failures import Failures
 from ctrlreward.functional.diversity import check_length, distinct_by_group, repetition
-from ctrlreward.items import item_logger
 from ctrlreward.models.tokenization import read_strings
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
+from ctrlreward.scorers.base import Scored, Scorer, ScoreSpec
 from ctrlreward.weights.loading import load_tokenizer
-
-log = item_logger(__name__)
 
 
 class _TokenCounts(Scorer):
@@ -36,18 +35,15 @@ class _TokenCounts(Scorer):
         """Load the tokenizer now instead of at the first `score`."""
         _ = self.tokenizer
 
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return the scores of each text; NaN, with a warning, for fewer than n tokens."""
-        column = samples.prefixes if samples.groups is None else samples.groups
-        *_, named = self.specs
-        kept = nonempty(named, texts=samples.texts)
-        ids = read_strings(self.tokenizer, [samples.texts[i] for i in kept])["input_ids"]
-        groups = None if column is None else [column[i] for i in kept]
+    def score_samples(self, samples: Samples) -> Scored:
+        """Return the scores of each text; NaN for fewer than n tokens."""
+        with locked(self.tokenizer):
+            ids = read_strings(self.tokenizer, list(samples.texts))["input_ids"]
+        groups = samples.prefixes if samples.groups is None else samples.groups
         scores = self._scores(ids, groups)
-        for i, value in zip(kept, next(iter(scores.values())), strict=True):
-            if np.isnan(value):
-                log.warning("texts[%d] has fewer than %d tokens: %s is NaN", i, self.n, named)
-        return {name: scatter(values, kept, len(samples)) for name, values in scores.items()}
+        short = np.flatnonzero(np.isnan(next(iter(scores.values())))).tolist()
+        few = f"the text has fewer than {self.n} tokens"
+        return Scored(scores, Failures(dict.fromkeys(short, few)))
 
     @abstractmethod
     def _scores(

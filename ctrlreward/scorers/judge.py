@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from os import PathLike
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from ctrlreward.arguments import kind_of, not_negative, positive
 from ctrlreward.engine.sharing import shared_model
-from ctrlreward.extras import import_extra
-from ctrlreward.items import item_logger
+from ctrlreward.failures import Failures
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import rendered_chat
 from ctrlreward.models.tasks import Continuation, TokenScores
-from ctrlreward.samples import JSON_KEYS, Samples, is_unicode, shortened
-from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.samples import JSON_KEYS, Samples, shortened
+from ctrlreward.scorers.base import Scored, Scores, ScoreSpec
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
-from ctrlreward.scorers.model_servers import api_key, check_address, in_parallel, is_local
+from ctrlreward.scorers.model_servers import check_address, connected, in_parallel
 from ctrlreward.scorers.rubric import (
     Judgement,
     Rubric,
@@ -32,9 +29,12 @@ from ctrlreward.scorers.rubric import (
 )
 from ctrlreward.text.chats import prompt_text
 
-log = item_logger(__name__)
 
-_REASONS_KEPT = 20_000  # of the last samples, until they are stored
+class Reply(NamedTuple):
+    """The text of a server's reply, and why it is not one, "" if it is."""
+
+    text: str
+    problem: str = ""
 
 
 def closed(answers: TokenScores) -> Scores:
@@ -68,7 +68,7 @@ class Judge(ModelScorer[CausalLM]):
       of the scores, weighted by the probability of each answer after the prompt (Liu et al. 2023,
       G-Eval, eq. 1). With a chat template, the prompt is the user's turn. A server
       writes one reply, at temperature 0: NaN, and counted in a warning, if it names none or several
-      of the answers.
+      of the answers, or the server rejects the text.
     - With criteria each is a score, and `rating` their weighted mean. A server answers all in one
       reply, by a JSON schema.
 
@@ -88,7 +88,7 @@ class Judge(ModelScorer[CausalLM]):
         **options: See `ModelOptions`.
 
     Raises:
-        ConnectionError: When scoring: the server does not answer, or rejects a request.
+        ConnectionError: When scoring: the server does not answer, or is not one of this kind.
 
     Examples:
         >>> from ctrlreward import Rubric
@@ -123,11 +123,6 @@ class Judge(ModelScorer[CausalLM]):
         self.max_tokens = positive("max_tokens", max_tokens) or self.rubric.reply_tokens
         self.timeout = positive("timeout", timeout)
         self.max_retries = not_negative("max_retries", max_retries)
-        self._reasons: dict[int, Mapping[str, str]] = {}  # by the hash of the prompt
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the settings; a copy in another process starts without reasons."""
-        return {**super().__getstate__(), "_reasons": {}}
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -155,57 +150,29 @@ class Judge(ModelScorer[CausalLM]):
         if self.address is None:
             super().load()
 
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return the scores of the rubric; NaN, with a warning, for an empty text."""
-        prompts, unreadable = self._prompts(samples)
-        for why in unreadable.values():
-            log.warning("%s: %s is NaN", why, self.rubric.name)
-        asked = [*prompts.values()]
-        judgements = self._read(asked) if self.address is None else self._ask(asked)
-        found = {name: np.full(len(samples), np.nan) for name in self.specs}
-        for row, judgement in zip(prompts, judgements, strict=True):
-            for name, value in judgement.scores.items():
-                found[name][row] = value
-            found[self.rubric.name][row] = self.rubric.mean(judgement.scores)
-        return found
-
-    def reasons(self, samples: Samples, names: Collection[str]) -> dict[str, list[str]]:
-        """Return the reasons of the last samples, if the rubric asks for them; "" for others.
+    def score_samples(self, samples: Samples) -> Scored:
+        """Return the scores of the rubric, and the reasons if it asks for them.
 
         The weighted mean has the reasons of all criteria.
         """
         rubric = self.rubric
-        if not rubric.reason or self.address is None:
-            return {}
-        told = [dict[str, str]() for _ in range(len(samples))]
-        for row, prompt in self._prompts(samples)[0].items():
-            told[row] = {**self._reasons.get(hash(prompt), {})}
-        if rubric.criteria is not None:
-            for each in told:
-                each[rubric.name] = "\n".join(f"{name}: {why}" for name, why in each.items())
-        return {name: [each.get(name, "") for each in told] for name in names}
-
-    def _prompts(self, samples: Samples) -> tuple[dict[int, str], dict[int, str]]:
-        """Return the filled prompt by row, and why some rows have none."""
-        rubric = self.rubric
         columns = {name: samples.require(name, "Judge") for name in rubric.columns}
         if "prompts" in columns:
             columns["prompts"] = tuple(map(prompt_text, columns["prompts"]))
-        unreadable: dict[int, str] = {}
-        for name, column in columns.items():
-            for i, text in enumerate(column):
-                if name == "texts" and not text.strip():
-                    unreadable.setdefault(i, f"{name}[{i}] is empty")
-                elif not is_unicode(text):  # only texts are checked before
-                    unreadable.setdefault(i, f"{name}[{i}] is not valid Unicode")
-        prompts = {
-            i: rubric.prompt.format(**{JSON_KEYS[name]: each[i] for name, each in columns.items()})
-            for i in range(len(samples))
-            if i not in unreadable
-        }
-        return prompts, dict(sorted(unreadable.items()))
+        keys = [JSON_KEYS[name] for name in columns]
+        rows = zip(*columns.values(), strict=True)
+        prompts = [rubric.prompt.format(**dict(zip(keys, row, strict=True))) for row in rows]
+        judge = self._read if self.address is None else self._ask
+        judgements, failures = judge(prompts)
+        scores = {name: [each.scores[name] for each in judgements] for name in rubric.questions()}
+        scores[rubric.name] = [rubric.mean(each.scores) for each in judgements]
+        reasons = {name: [each.reasons.get(name, "") for each in judgements] for name in scores}
+        if rubric.criteria is not None:
+            told = [each.reasons.items() for each in judgements]
+            reasons[rubric.name] = ["\n".join(f"{n}: {why}" for n, why in each) for each in told]
+        return Scored(scores, failures, reasons)
 
-    def _read(self, prompts: Sequence[str]) -> list[Judgement]:
+    def _read(self, prompts: Sequence[str]) -> tuple[list[Judgement], Failures]:
         """Return the judgements by the probabilities of the answers after each prompt."""
         rubric, tokenizer = self.rubric, self.loaded_model.tokenizer
         chat, questions = tokenizer.chat_template is not None, rubric.questions()
@@ -226,63 +193,44 @@ class Judge(ModelScorer[CausalLM]):
             rows = {name: next(answered) for name in questions}
             scores = {name: float(row @ worths[name] / row.sum()) for name, row in rows.items()}
             judgements.append(Judgement(scores, {}))
-        return judgements
+        return judgements, Failures()
 
-    def _ask(self, prompts: Sequence[str]) -> list[Judgement]:
-        """Return the judgements of a server's replies; NaN where one can't be parsed."""
-        openai: Any = import_extra("openai", "a Judge with an address")
+    def _ask(self, prompts: Sequence[str]) -> tuple[list[Judgement], Failures]:
+        """Return the judgements of a server's replies; NaN where one can't be read."""
         assert self.address is not None
-        key = api_key(self.key_variable)
-        with openai.OpenAI(
-            api_key=key or "none",
-            base_url=self.address,
-            timeout=self.timeout,
-            max_retries=self.max_retries,
-            http_client=openai.DefaultHttpxClient(trust_env=not is_local(self.address)),
-        ) as client:
-            replies = in_parallel(partial(self._reply, client), prompts, self.concurrency)
-        judgements = [read_reply(self.rubric, reply) for reply in replies]
-        self._warn(replies, judgements)
-        if self.rubric.reason:
-            for prompt, judgement in zip(prompts, judgements, strict=True):
-                self._reasons[hash(prompt)] = judgement.reasons
-            for stale in [*self._reasons][:-_REASONS_KEPT]:
-                del self._reasons[stale]
-        return judgements
+        with connected(self.address, self.key_variable, self.timeout, self.max_retries) as server:
+            replies = in_parallel(
+                lambda prompt: self._reply(server, prompt), prompts, self.concurrency
+            )
+        judgements = [read_reply(self.rubric, reply.text) for reply in replies]
+        failures = Failures()
+        for i, (reply, judgement) in enumerate(zip(replies, judgements, strict=True)):
+            lacking = [name for name, score in judgement.scores.items() if math.isnan(score)]
+            if lacking:
+                lacks = f"no valid score of {', '.join(lacking)} in {shortened(reply.text, 200)}"
+                failures.add(i, reply.problem or f"the reply has {lacks}")
+        return judgements, failures
 
-    def _reply(self, client: Any, prompt: str) -> str:
-        """Return the text of one reply, "" for none."""
+    def _reply(self, server: tuple[Any, Mapping[str, Any]], prompt: str) -> Reply:
+        """Return the text of one reply."""
         import openai
 
+        client, headers = server
         try:
             completion = client.chat.completions.create(
                 model=self.model,
                 messages=[{"role": "user", "content": message(self.rubric, prompt)}],
                 temperature=0,
                 max_tokens=self.max_tokens,
+                extra_headers=headers,
                 **response_format(self.rubric),
             )
-            text = completion.choices[0].message.content
-        except openai.OpenAIError as error:
-            raise ConnectionError(f"the judge at {self.address}: {error}") from error
+            choice = completion.choices[0]
+            text = choice.message.content
+        except openai.BadRequestError as error:
+            return Reply("", f"the judge rejects the text: {error}")
         except (AttributeError, IndexError, TypeError, ValueError):
             raise ConnectionError(f"{self.address} is not an OpenAI-compatible server") from None
-        return text if isinstance(text, str) else ""
-
-    def _warn(self, replies: Sequence[str], judgements: Sequence[Judgement]) -> None:
-        """Warn once of the replies that are NaN."""
-        rubric, pairs = self.rubric, zip(replies, judgements, strict=True)
-        unread = [(reply, each.scores) for reply, each in pairs if not each.whole]
-        if not unread:
-            return
-        if rubric.structured:
-            lacking = Counter(n for _, scores in unread for n in scores if math.isnan(scores[n]))
-            of_each = ", ".join(f"{name} {n}" for name, n in lacking.items())
-            fault = f"lack a valid score, and are NaN there ({of_each})"
-        else:
-            fault = f"name none or several of {', '.join(rubric.scores)}, and are NaN"
-        log.warning(
-            "%d of %d replies of the judge %s: %s. A reply that is cut off needs more than "
-            "max_tokens = %d.",
-            *(len(unread), len(replies), fault, shortened(unread[0][0], 200), self.max_tokens),
-        )
+        cut = getattr(choice, "finish_reason", None) == "length"
+        problem = f"the reply is cut off at max_tokens = {self.max_tokens}" if cut else ""
+        return Reply(text if isinstance(text, str) else "", problem)

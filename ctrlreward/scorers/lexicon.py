@@ -11,7 +11,7 @@ import numpy as np
 from ctrlreward.arguments import some_of
 from ctrlreward.extras import import_extra
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 AspectName: TypeAlias = Literal["polarity", "accuracy"]
 
@@ -51,7 +51,7 @@ class LexiconSentiment(Scorer):
         labels: Sequence[str] = ("negative", "positive"),
         attribute: str | None = None,
     ) -> None:
-        self._leaves_out = aspects == "all"
+        self.optional = aspects == "all"
         self.aspects = some_of("aspects", aspects, SPECS)
         if isinstance(labels, str) or len(labels) != 2 or labels[0] == labels[1]:
             raise ValueError(
@@ -69,38 +69,27 @@ class LexiconSentiment(Scorer):
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`labels`, the targets, for the accuracy."""
         aspects = self.aspects if names is None else names
-        return {"labels": "LexiconSentiment accuracy"} if "accuracy" in aspects else {}
-
-    @cached_property
-    def analyzer(self) -> Any:
-        """The analyzer of the package `vader`, built at the first use."""
-        return import_extra("vader", "LexiconSentiment").SentimentIntensityAnalyzer()
+        return {"labels": "LexiconSentiment"} if "accuracy" in aspects else {}
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
         """Raise if the accuracy is requested and labels are absent or unknown."""
         if "accuracy" in (self.aspects if names is None else names):
-            self._signs(samples)
+            samples.label_indices(self.labels, "LexiconSentiment", self.attribute)
+
+    @cached_property
+    def analyzer(self) -> Any:
+        """The analyzer of the package `vader`, which reads the lexicon at the first use."""
+        return import_extra("vader", "LexiconSentiment").SentimentIntensityAnalyzer()
 
     def load(self) -> None:
         """Read the lexicon now instead of at the first `score`."""
         _ = self.analyzer
 
-    def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> dict[str, Scores]:
-        """Return the chosen scores; NaN, with a warning, for an empty text."""
-        aspects = self.aspects if names is None else names
-        signs = self._signs(samples) if "accuracy" in aspects else None
-        kept = nonempty("polarity", texts=samples.texts)
-        compound = [self.analyzer.polarity_scores(samples.texts[i])["compound"] for i in kept]
-        polarity = scatter(compound, kept, len(samples))
+    def score_samples(self, samples: Samples, names: Collection[str]) -> dict[str, Scores]:
+        """Return the chosen scores."""
+        polarity = np.array([self.analyzer.polarity_scores(t)["compound"] for t in samples.texts])
         scores = {"polarity": polarity}
-        if signs is not None:
-            scores["accuracy"] = np.where(np.isnan(polarity), np.nan, polarity * signs >= _NEUTRAL)
-        return {aspect: scores[aspect] for aspect in self.aspects if aspect in scores}
-
-    def _signs(self, samples: Samples) -> Scores:
-        """Return -1 for the negative label and 1 for the positive one, shape (n,)."""
-        reader = "LexiconSentiment accuracy"
-        targets = samples.label_indices(self.labels, reader, "the lexicon", self.attribute)
-        return np.array([-1.0, 1.0])[targets]
+        if "accuracy" in names:
+            targets = samples.label_indices(self.labels, "LexiconSentiment", self.attribute)
+            scores["accuracy"] = polarity * np.array([-1.0, 1.0])[targets] >= _NEUTRAL
+        return scores

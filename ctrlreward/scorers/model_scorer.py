@@ -84,7 +84,10 @@ class ModelScorer(Scorer, Generic[Model]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings; a copy in another process loads the model again."""
-        return {name: value for name, value in vars(self).items() if name != "loaded_model"}
+        return {k: value for k, value in vars(self).items() if k not in self._of_model}
+
+    # Cached properties that go with the model.
+    _of_model: tuple[str, ...] = ("loaded_model",)
 
     @abstractmethod
     def build_model(self, name: str) -> Model:
@@ -129,7 +132,7 @@ class ModelScorer(Scorer, Generic[Model]):
 
     def release(self) -> None:
         """Free the model, unless another scorer shares it; the next `score` loads it again."""
-        if self.__dict__.pop("loaded_model", None) is not None:
+        if [vars(self).pop(name) for name in self._of_model if name in vars(self)]:
             free_unused()  # some models are cycles of objects, such as Mamba
         super().release()
 

@@ -14,7 +14,7 @@ from ctrlreward.models.control_tokens import mark
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec, TaskScorer, nonempty
+from ctrlreward.scorers.base import Scores, ScoreSpec, TaskScorer
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 
 # Number of scored tokens of each text: the weight of its log-likelihood in a corpus.
@@ -82,18 +82,18 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
             "log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
         }
 
-    @property
-    def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        """The perplexity over the tokens of all texts."""
-        return {"perplexity": CorpusFold(("log_likelihood", TOKENS), pooled_perplexity)}
+    corpus_columns = ("log_likelihood", TOKENS)
+
+    def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
+        """Return the perplexity over the tokens of all texts."""
+        return {"perplexity": pooled_perplexity(columns["log_likelihood"], columns[TOKENS])}
 
     def build_model(self, name: str) -> CausalLM:
         """Load the language model, or share it with other scorers."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
 
     def tasks(self, samples: Samples, names: Collection[str]) -> list[Continuation]:
-        """Return each text as the beginning of a document; a warning names an empty one."""
-        nonempty("perplexity", texts=samples.texts)
+        """Return each text as the beginning of a document."""
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
         if self.score_end:
             end_token = self.loaded_model.tokenizer.eos_token_id
@@ -105,14 +105,11 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
             end = mark(end_token)
             pairs = zip(texts, samples.texts, strict=True)
             texts = [text + end if text == whole else text for text, whole in pairs]
-        return [
-            Continuation((), (("", text),) if whole.strip() else ())
-            for text, whole in zip(texts, samples.texts, strict=True)
-        ]
+        return [Continuation((), (("", text),)) for text in texts]
 
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
-        """Return both scores, and `"tokens"` by name; NaN for an empty text."""
+        """Return both scores, and `"tokens"`."""
         mean, tokens = mean_log_probs(answers)
         return {"perplexity": np.exp(-mean), "log_likelihood": mean, TOKENS: tokens}

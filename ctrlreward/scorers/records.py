@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ctrlreward.files import finite_or_none, json_line, read_jsonl, without_nan, write_whole
-from ctrlreward.samples import JSON_KEYS, Samples, columns_from_records, records_of
+from ctrlreward.samples import JSON_KEYS, Samples, records_of, samples_of
 from ctrlreward.scorers.base import Component, Scorer, Scores
 
 Cell: TypeAlias = str | float | None
@@ -52,17 +52,14 @@ def explain_some(
     """Return row → name → explanation of evenly spaced samples, as plain data, NaN as None."""
     wanted: dict[Scorer, set[str]] = {}
     for component in components.values():
-        if hasattr(component.scorer, "explain"):
-            wanted.setdefault(component.scorer, set()).add(component.name)
-    if not wanted or not len(samples):
-        return {}
-    rows = evenly_spaced(len(samples), count)
+        wanted.setdefault(component.scorer, set()).add(component.name)
+    rows = evenly_spaced(len(samples), count) if len(samples) else []
     found: dict[int, dict[str, Any]] = {row: {} for row in rows}
     for scorer, names in wanted.items():
         others = scorer.specs.keys() - names  # aspects that are not a component
-        for row, named in zip(rows, scorer.explain(samples[rows]), strict=True):  # type: ignore[attr-defined]
+        for row, named in zip(rows, scorer.explain(samples[rows]), strict=True):
             found[row] |= {name: asdict(each) for name, each in named.items() if name not in others}
-    return {row: without_nan(named) for row, named in found.items()}
+    return {row: without_nan(named) for row, named in found.items() if named}
 
 
 class ScoredFile(NamedTuple):
@@ -85,7 +82,7 @@ def read_scored_file(path: str | PathLike[str]) -> ScoredFile:
     try:
         told = [each.get("reasons", {}) for each in records]
         return ScoredFile(
-            Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}")),
+            samples_of(records, path),
             _columns([each["scores"] for each in records]),
             _columns([row for each in records if (row := each.get("by_prompt")) is not None]),
             {n: [row.get(n, "") for row in told] for n in dict.fromkeys(chain(*told))},

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import tenacity
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.arguments import one_of, positive
-from ctrlreward.items import item_logger
+from ctrlreward.arguments import not_negative, one_of, positive
 from ctrlreward.models.rendering import PLAIN, Answer, Side, check_template, encode, needs_prompts
 from ctrlreward.models.reward_head import REWARD
 from ctrlreward.samples import Samples, shortened
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, scatter
-from ctrlreward.scorers.model_servers import ModelServer, check_address, connected, in_parallel
-from ctrlreward.scorers.reward_model import fold_outputs, readable_answers
+from ctrlreward.scorers.base import Scored, Scorer, Scores, ScoreSpec, scatter
+from ctrlreward.scorers.model_servers import check_address, connected, in_parallel
+from ctrlreward.scorers.reward_model import answers_of, fold_outputs
 from ctrlreward.text.chats import prompt_text
 from ctrlreward.weights.loading import load_tokenizer
-
-log = item_logger(__name__)
 
 _ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
 
@@ -48,12 +45,13 @@ class RemoteRewardModel(Scorer):
         batch_texts: Texts of a request.
         concurrency: Requests at the same time.
         timeout: Seconds to wait for a reply.
-        patience: Seconds to repeat a request that the server is too busy for or does not answer.
+        max_retries: Times that a request is repeated if the server is busy or does not answer,
+            after the pauses that it asks for (Retry-After), or else up to 8 seconds.
         key_variable: Environment variable with the server's API key.
 
     Raises:
-        ConnectionError: When scoring: the server does not answer for `patience` seconds, or not
-            with a value for each text and output.
+        ConnectionError: When scoring: the server does not answer, or not with a value for each text
+            and output.
 
     Examples:
         >>> remote = RemoteRewardModel("http://127.0.0.1:8000", model="my-reward-model")
@@ -74,7 +72,7 @@ class RemoteRewardModel(Scorer):
         batch_texts: int = 32,
         concurrency: int = 4,
         timeout: float = 60.0,
-        patience: float = 120.0,
+        max_retries: int = 16,
         key_variable: str | None = None,
     ) -> None:
         self.address = check_address(address, "http://127.0.0.1:8000")
@@ -101,9 +99,7 @@ class RemoteRewardModel(Scorer):
         self.batch_texts = positive("batch_texts", batch_texts)
         self.concurrency = positive("concurrency", concurrency)
         self.timeout = positive("timeout", timeout)
-        if not patience >= 0:
-            raise ValueError(f"patience must be 0 seconds or more, got {patience}")
-        self.patience = patience
+        self.max_retries = not_negative("max_retries", max_retries)
         self.key_variable = key_variable
 
     @property
@@ -115,26 +111,22 @@ class RemoteRewardModel(Scorer):
         """`prompts` if the template needs them."""
         return {"prompts": type(self).__name__} if needs_prompts(self.template) else {}
 
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return all scores; NaN, with a warning, for an empty text and for a value of null."""
-        kept, answers = readable_answers(samples, next(iter(self.specs)))
-        if not kept:
-            return {name: np.full(len(samples), np.nan) for name in self.specs}
-        texts = self._sent(answers)
-        batches = [slice(i, i + self.batch_texts) for i in range(0, len(kept), self.batch_texts)]
-        # Before it, since a server may ask for a longer wait than there is patience.
-        stop = tenacity.stop_before_delay(self.patience)
-        options = self.address, self.key_variable, self.timeout, stop
-        with connected("the reward model", *options) as server:
-            values = np.concatenate(
-                in_parallel(
-                    lambda batch: self._values(server, texts[batch]), batches, self.concurrency
-                )
+    def score_samples(self, samples: Samples) -> Scored:
+        """Return all scores; NaN for an empty completion, a value of null and a rejected text."""
+        answers, failures = answers_of(samples)
+        rows, texts = [*answers], self._sent([*answers.values()])
+        size = self.batch_texts
+        batches = [texts[i : i + size] for i in range(0, len(texts), size)]
+        with connected(self.address, self.key_variable, self.timeout, self.max_retries) as server:
+            found = in_parallel(
+                lambda batch: self._values(server, batch), batches, self.concurrency
             )
-        for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
-            log.warning("texts[%d] got no value of %s, it is NaN", kept[row], self.address)
+        values = np.concatenate([np.zeros((0, len(self.outputs))), *found])
+        for place in np.flatnonzero(np.isnan(values).any(axis=1)).tolist():
+            failures.add(rows[place], "the server rejects the text, or has no value of it")
         columns = fold_outputs(self.outputs, values, self.weights)
-        return {name: scatter(column, kept, len(samples)) for name, column in columns.items()}
+        scores = {name: scatter(column, rows, len(samples)) for name, column in columns.items()}
+        return Scored(scores, failures)
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -149,24 +141,33 @@ class RemoteRewardModel(Scorer):
         options = self.template, self.truncation_side, limit, self.tokenizer
         return [list(ids) for ids in encode(self._tokenizer, answers, *options)]
 
-    def _values(self, server: ModelServer, texts: Sequence[Any]) -> Scores:
+    def _values(self, server: tuple[Any, Mapping[str, Any]], texts: Sequence[Any]) -> Scores:
         """Return the values of a request, float64 of shape (texts, outputs)."""
+        import openai
+
+        client, headers = server
         # Without, vLLM replies with a probability. vLLM 0.11 and 0.12 have the second name.
         body: dict[str, Any] = {"input": texts, "use_activation": False, "activation": False}
         if self.model is not None:
             body["model"] = self.model
-        reply = server.retrying(server.post, "/classify", body)
         try:
-            rows = [[_number(value) for value in row["probs"]] for row in reply["data"]]
-        except (KeyError, TypeError):
+            options = {"headers": headers}
+            reply = client.post("/classify", cast_to=str, body=body, options=options)
+        except openai.BadRequestError:
+            if len(texts) == 1:  # such as a text that is too long
+                return np.full((1, len(self.outputs)), np.nan)
+            return np.concatenate([self._values(server, [text]) for text in texts])
+        try:
+            rows = [[_number(value) for value in row["probs"]] for row in json.loads(reply)["data"]]
+        except (KeyError, TypeError, ValueError):
             raise ConnectionError(
-                f"{server.name}: the reply is not one of vLLM's /classify: {shortened(reply)}"
+                f"{self.address}: the reply is not one of vLLM's /classify: {shortened(reply, 200)}"
             ) from None
         sizes = {len(row) for row in rows}
         if len(rows) != len(texts) or sizes != {len(self.outputs)}:
             raise ConnectionError(
-                f"{server.name}: the reply has {len(rows)} rows of {sorted(sizes)} values, must be "
-                f"{len(texts)} rows of {len(self.outputs)}, the outputs {', '.join(self.outputs)}"
+                f"{self.address}: the reply has {len(rows)} rows of {sorted(sizes)} values, must "
+                f"be {len(texts)} rows of {len(self.outputs)}: {', '.join(self.outputs)}"
             )
         return np.array(rows, dtype=np.float64)
 

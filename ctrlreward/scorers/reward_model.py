@@ -8,17 +8,15 @@ from typing import Unpack, get_args
 
 import numpy as np
 
-from ctrlreward.arguments import did_you_mean, one_of
+from ctrlreward.arguments import one_of
 from ctrlreward.engine.sharing import shared_model
-from ctrlreward.items import item_logger
+from ctrlreward.failures import Failures
 from ctrlreward.models.rendering import Answer, Side, check_template, needs_prompts
 from ctrlreward.models.reward_head import REWARD, RewardHead, output_names
-from ctrlreward.samples import Samples, is_unicode, shortened
-from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, scatter
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
 from ctrlreward.weights.dtypes import Quantization
-
-log = item_logger(__name__)
 
 _ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
 
@@ -88,11 +86,7 @@ class RewardModel(ModelScorer[RewardHead]):
         """Names of the model's outputs, read without the weights."""
         outputs = output_names(self.model) if isinstance(self.model, str) else self.model.outputs
         for name in self.weights or ():
-            if name not in outputs:
-                raise ValueError(
-                    f"weights has {name!r}{did_you_mean(name, outputs)}, but the outputs of model "
-                    f"= {shortened(self.model)} are {', '.join(outputs)}"
-                )
+            one_of("each key of weights", name, outputs)
         return outputs
 
     @property
@@ -109,16 +103,17 @@ class RewardModel(ModelScorer[RewardHead]):
         options = (self.device, self.dtype, self.batch_tokens, self.quantization)
         return shared_model(RewardHead, name, *options)
 
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return all scores; NaN, with a warning, for an empty completion."""
-        kept, answers = readable_answers(samples, next(iter(self.specs)))
-        if not kept:
-            return {name: np.full(len(samples), np.nan) for name in self.specs}
-        options = self.template, self.truncation_side, lambda i: f"texts[{kept[i]}]"
+    def score_samples(self, samples: Samples) -> Scored:
+        """Return all scores; NaN for an empty completion."""
+        answers, failures = answers_of(samples)
         with self.locked_model() as model:
-            ratings = model.ratings(answers, *options)
+            ratings = model.ratings([*answers.values()], self.template, self.truncation_side)
+        for row, rating in zip(answers, ratings, strict=True):
+            if np.isnan(rating).any():
+                failures.add(row, "the text has no token that the model knows")
         columns = fold_outputs(self.outputs, ratings, self.weights)
-        return {name: scatter(values, kept, len(samples)) for name, values in columns.items()}
+        scores = {k: scatter(values, [*answers], len(samples)) for k, values in columns.items()}
+        return Scored(scores, failures)
 
 
 def fold_outputs(
@@ -132,22 +127,16 @@ def fold_outputs(
     return {REWARD: np.asarray(total)}
 
 
-def readable_answers(samples: Samples, name: str) -> tuple[list[int], list[Answer]]:
-    """Return the rows that can be scored, and their answers, without a prefix that ends the prompt.
-
-    Warnings name the others, and the score that is NaN.
-    """
+def answers_of(samples: Samples) -> tuple[dict[int, Answer], Failures]:
+    """Return the answers by row, without a prefix that ends the prompt, and rows without one."""
     prefixes = samples.prefixes or ("",) * len(samples)
     prompts = samples.prompts or (None,) * len(samples)
-    kept, answers = [], []
-    for i in nonempty(name, texts=samples.texts):
-        text, prefix, prompt = samples.texts[i], prefixes[i], prompts[i]
-        if not text[len(prefix) :].strip():
-            log.warning("texts[%d] ends with its prefix: %s is NaN", i, name)
-        elif prompt is not None and not is_unicode(prompt):
-            log.warning("prompts[%d] is not valid Unicode: %s is NaN", i, name)
-        else:
-            kept.append(i)
+    answers, failures = {}, Failures()
+    rows = zip(samples.texts, prefixes, prompts, strict=True)
+    for i, (text, prefix, prompt) in enumerate(rows):
+        if text[len(prefix) :].strip():
             begun = prompt is not None and prompt.endswith(prefix)
-            answers.append(Answer(prompt, text[len(prefix) :] if begun else text))
-    return kept, answers
+            answers[i] = Answer(prompt, text[len(prefix) :] if begun else text)
+        else:
+            failures.add(i, "the text ends with its prefix")
+    return answers, failures

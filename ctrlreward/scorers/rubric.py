@@ -63,11 +63,6 @@ class Judgement(NamedTuple):
     scores: Mapping[str, float]
     reasons: Mapping[str, str]
 
-    @property
-    def whole(self) -> bool:
-        """Whether every score is valid."""
-        return not any(math.isnan(score) for score in self.scores.values())
-
 
 @dataclass(frozen=True)
 class Rubric:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Unpack
 
+import numpy as np
+
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.encoder import Encoder, SentenceEncoder
 from ctrlreward.models.word_vectors import WordVectors, vector_folder
-from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
+from ctrlreward.samples import Samples, empty_items
+from ctrlreward.scorers.base import Scored, ScoreSpec, scatter
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
 
 
@@ -51,16 +53,19 @@ class Similarity(ModelScorer[SentenceEncoder]):
         # None is the last layer, as in `Alignment`.
         return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens, None)
 
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return the cosines; NaN, with a warning, for an empty text or one without a vector."""
+    def score_samples(self, samples: Samples) -> Scored:
+        """Return the cosines; NaN for an empty source, or a text without a vector."""
         sources = samples.require("sources", "Similarity")
-        kept = nonempty("similarity", texts=samples.texts, sources=sources)
+        failures = empty_items("sources", sources)
+        kept = [i for i in range(len(samples)) if i not in failures]
         texts = [column[i] for column in (samples.texts, sources) for i in kept]
-        names = [f"{column}[{i}]" for column in ("texts", "sources") for i in kept]
         with self.locked_model() as encoder:
-            vectors = encoder.embed(texts, names.__getitem__)
+            vectors = encoder.embed(texts)
         text_vectors, source_vectors = vectors[: len(kept)], vectors[len(kept) :]
         cosines = (text_vectors * source_vectors).sum(axis=1)
         # Rounding would rank copies at random, and push some just above 1.
         cosines[(text_vectors == source_vectors).all(axis=1)] = 1.0
-        return {"similarity": scatter(cosines.clip(-1.0, 1.0), kept, len(samples))}
+        for place in np.flatnonzero(np.isnan(cosines)).tolist():
+            failures.add(kept[place], "the text or its source has no word that the model knows")
+        scores = scatter(cosines.clip(-1.0, 1.0), kept, len(samples))
+        return Scored({"similarity": scores}, failures)

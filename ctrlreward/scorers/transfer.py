@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
 
 from ctrlreward.arguments import kind_of
 from ctrlreward.functional.transfer import (
@@ -17,12 +16,13 @@ from ctrlreward.functional.transfer import (
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import (
+    Component,
     CompositeScorer,
-    CorpusFold,
+    Scored,
     Scorer,
     Scores,
     ScoreSpec,
-    scores_of,
+    score,
 )
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity
@@ -96,24 +96,18 @@ class TransferQuality(CompositeScorer):
         of_parts = {name: spec for part in self.parts for name, spec in part.specs.items()}
         return {"gm": ScoreSpec(higher_is_better=True, range=(0.0, best)), **of_parts}
 
-    @property
-    def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        """Figures of the paper's tables: accuracy, similarity, perplexity and GM of a corpus."""
-        return {
-            name: CorpusFold(CORPUS_PARTS, partial(self._figure, name))
-            for name in ("gm", "accuracy", "similarity", "perplexity")
-        }
+    corpus_columns = CORPUS_PARTS
 
-    def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> dict[str, Scores]:
+    def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
+        """Return the figures of the paper's tables: accuracy, similarity, perplexity and GM."""
+        parts = SentenceScores(*(columns[name] for name in CORPUS_PARTS))
+        return corpus_figures(parts, self.thresholds)
+
+    def score_samples(self, samples: Samples, names: Collection[str] | None = None) -> Scored:
         """Return all scores; `gm` is NaN if a part is NaN."""
-        wanted = {part: [*part.specs] for part in self.parts}
+        parts = {name: Component(part, name) for part in self.parts for name in part.specs}
         if TOKENS in (names or ()):
-            wanted[self.perplexity].append(TOKENS)
-        parts = scores_of(wanted, samples)
-        scores = {name: values for part in self.parts for name, values in parts[part].items()}
-        return {"gm": gm_of(_FACTORS, self.thresholds, scores), **scores}
-
-    def _figure(self, figure: str, *parts: Scores) -> float:
-        return corpus_figures(SentenceScores(*parts), self.thresholds)[figure]
+            parts[TOKENS] = Component(self.perplexity, TOKENS)
+        found = score(parts, samples)
+        gm = gm_of(_FACTORS, self.thresholds, found.scores)
+        return Scored({"gm": gm, **found.scores}, found.failures)

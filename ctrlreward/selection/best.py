@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ctrlreward.arguments import Mode, check_direction, sign_of
+from ctrlreward.arguments import Mode, check_direction, counted, sign_of
 from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
-from ctrlreward.items import counted
 from ctrlreward.selection.metrics import (
     Bounds,
     Evidence,

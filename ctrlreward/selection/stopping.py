@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from ctrlreward.arguments import Mode, check_direction, not_negative, sign_of
+from ctrlreward.arguments import Mode, check_direction, counted, not_negative, sign_of
 from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
-from ctrlreward.items import counted
 from ctrlreward.selection.metrics import (
     Evidence,
     ModeOf,

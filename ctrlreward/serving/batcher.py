@@ -139,15 +139,15 @@ class Batcher:
         """Return the scores of each request, pointwise ones from one call."""
         components = self.reward.components
         if len(requests) == 1:
-            return [score(components, requests[0])]
+            return [score(components, requests[0]).warned()]
         pointwise = {name: c for name, c in components.items() if c.scorer.pointwise}
         others = {name: c for name, c in components.items() if not c.scorer.pointwise}
-        merged = score(pointwise, Samples.concat(requests)) if pointwise else {}
+        merged = score(pointwise, Samples.concat(requests)).warned() if pointwise else {}
         ends = np.cumsum([len(samples) for samples in requests])
         results = []
         for samples, end in zip(requests, ends, strict=True):
             own = {name: values[end - len(samples) : end] for name, values in merged.items()}
-            own |= score(others, samples) if others else {}
+            own |= score(others, samples).warned() if others else {}
             results.append({name: own[name] for name in components})
         return results
 

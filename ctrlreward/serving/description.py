@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ctrlreward.aggregates import AGGREGATES
 from ctrlreward.files import changed_items
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Component
@@ -22,23 +23,22 @@ def describe(reward: Reward) -> dict[str, Any]:
     Returns:
         Data for JSON: `protocol`; `components`, each with the `class` of its scorer, the `score`,
         `higher_is_better`, `range` (null for no bound), `pointwise`, `of_groups`,
-        `required_columns` (column → scorer that needs it) and the condition, if any; `derived`, the
-        names of further columns, if any; `aggregate`, `weights`, `thresholds`, `accuracy_score` as
-        in `Reward`; `fingerprint` (dotted key → value); `fingerprint_id`, a SHA-256.
+        `required_columns` (column → scorer that needs it); `derived`, the names of further columns,
+        if any; `given`, the conditions; `aggregate`, its name or "custom", and `weights`;
+        `fingerprint` (dotted key → value); `fingerprint_id`, a SHA-256.
     """
     scorers = dict.fromkeys(component.scorer for component in reward.components.values())
-    aggregate = "weighted" if reward.weights is not None else "custom"
-    aggregate = aggregate if reward.thresholds is None else "gm"
-    function = reward.aggregate if aggregate == "custom" else aggregate
+    names = {kind: name for name, kind in AGGREGATES.items()}
+    aggregate = names.get(type(reward.aggregate), "custom")  # type: ignore[arg-type]
+    combined = aggregate if reward.weights is not None else reward.aggregate
     described: dict[str, Any] = {
         "protocol": PROTOCOL,
         "components": {name: _describe(c) for name, c in reward.components.items()},
         **({"derived": list(reward.derived)} if reward.derived else {}),
+        "given": {name: list(condition) for name, condition in reward.given.items()},
         "aggregate": aggregate,
         "weights": None if reward.weights is None else dict(reward.weights),
-        "thresholds": None if reward.thresholds is None else list(reward.thresholds),
-        "accuracy_score": reward.accuracy_score,
-        "fingerprint": fingerprint({str(i): s for i, s in enumerate(scorers)}, function),
+        "fingerprint": fingerprint({str(i): s for i, s in enumerate(scorers)}, combined),
     }
     described["fingerprint_id"] = digest_of(described)
     return described
@@ -60,7 +60,6 @@ def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[s
 
 def _describe(component: Component) -> dict[str, Any]:
     scorer, spec = component.scorer, component.spec
-    condition = {"given": component.given, "at_least": component.at_least}
     return {
         "class": type(scorer).__name__,
         "score": component.name,
@@ -69,7 +68,6 @@ def _describe(component: Component) -> dict[str, Any]:
         "pointwise": scorer.pointwise,
         "of_groups": scorer.of_groups,
         "required_columns": dict(scorer.required_columns((component.name,))),
-        **({} if component.given is None else condition),
     }
 
 

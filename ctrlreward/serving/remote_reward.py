@@ -8,7 +8,7 @@ from typing import Any
 
 from ctrlreward.arguments import kind_of
 from ctrlreward.placement import Worker
-from ctrlreward.reward import AccuracyScore, AnyReward, Reward, RewardBatch, Thresholds
+from ctrlreward.reward import AnyReward, Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, check_columns
 from ctrlreward.serving.description import describe
@@ -74,7 +74,7 @@ class RemoteReward(AnyReward):
         for name, c in self.description["components"].items():
             kind = c["pointwise"], c["of_groups"]
             scorer = self._scorers.setdefault(kind, RemoteScorer(self._connection, *kind))
-            components[name] = Component(scorer, name, c.get("given"), c.get("at_least"))
+            components[name] = Component(scorer, name)
         return components
 
     @property
@@ -83,22 +83,15 @@ class RemoteReward(AnyReward):
         return tuple(self.description.get("derived", ()))
 
     @property
+    def given(self) -> dict[str, tuple[str, float]]:  # type: ignore[override]
+        """The conditions of components, as in `Reward`."""
+        return {name: tuple(each) for name, each in self.description.get("given", {}).items()}
+
+    @property
     def weights(self) -> dict[str, float] | None:  # type: ignore[override]
         """The weight of each component of a weighted reward; None with other aggregates."""
         weights: dict[str, float] | None = self.description["weights"]
         return None if weights is None else dict(weights)
-
-    @property
-    def thresholds(self) -> Thresholds | None:  # type: ignore[override]
-        """t1 to t4 of `"gm"`; None with other aggregates."""
-        thresholds = self.description["thresholds"]
-        return None if thresholds is None else tuple(thresholds)
-
-    @property
-    def accuracy_score(self) -> AccuracyScore | None:  # type: ignore[override]
-        """The score that is the accuracy of `"gm"`; None with other aggregates."""
-        score: AccuracyScore | None = self.description["accuracy_score"]
-        return score
 
     def load(self) -> None:
         """Wait until the server is ready, and check that it has the expected reward."""
@@ -119,6 +112,8 @@ class RemoteReward(AnyReward):
 
 class RemoteScorer(Scorer):
     """Components of one kind of a served reward, without a local device."""
+
+    scores_empty = True  # if they do on the server
 
     def __init__(self, connection: ServerConnection, pointwise: bool, of_groups: bool) -> None:
         self.connection = connection

@@ -6,7 +6,10 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +19,7 @@ import tenacity
 
 from ctrlreward.arguments import positive
 from ctrlreward.samples import Samples, records_of
-from ctrlreward.scorers.model_servers import LOOPBACK, check_address, retry_after
+from ctrlreward.scorers.model_servers import LOOPBACK, check_address
 from ctrlreward.serving.contract import PROTOCOL, ScoreReply, dumps
 from ctrlreward.serving.description import differences
 
@@ -197,6 +200,16 @@ class ServerConnection:
             raise ServerError(
                 f"{self.url} is not a reward server: malformed JSON ({error})"
             ) from None
+
+
+def retry_after(response: httpx2.Response) -> float | None:
+    """Return the seconds of the header Retry-After, a number or a date; None without either."""
+    header = response.headers.get("Retry-After", "")
+    with suppress(ValueError):
+        return max(0.0, float(header))
+    with suppress(ValueError, OverflowError):
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    return None
 
 
 def check_token(token: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ctrlreward.arguments import kind_of
-from ctrlreward.items import ItemPlaces, items_named
+from ctrlreward.failures import rows_named
 from ctrlreward.samples import (
     COLUMN_OF,
     JSON_KEYS,
@@ -105,7 +105,7 @@ def to_samples(
     if "prefixes" in table:
         pairs = zip(table["texts"], table["prefixes"], strict=True)
         table["prefixes"] = [prefix if text.strip() else "" for text, prefix in pairs]
-    with items_named(ItemPlaces(places, read)):
+    with rows_named(places, read):
         samples = Samples(**table)
         return as_samples(samples, label_map=label_map) if label_map else samples
 

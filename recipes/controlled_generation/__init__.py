@@ -23,7 +23,7 @@ from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Infiller, Patterns,
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches
-from ctrlreward.reward import Reward, geometric_mean
+from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import (
     CompositeScorer,
@@ -158,13 +158,13 @@ class SeveralRelevances(CompositeScorer, TaskScorer):
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
-        """Return all scores; NaN, with a warning, for an empty text."""
+        """Return all scores."""
         n = len(samples)
         relevances = {}
         for k, (name, part) in enumerate(self.scorers.items()):
             own = part.fold(samples, answers[k * n : (k + 1) * n], _RELEVANCE)
-            relevances[f"{name}_relevance"] = own["attribute_relevance"]
-        folds = {"geometric_mean": geometric_mean, "min": _lowest, "mean": _mean}
+            relevances[f"{name}_relevance"] = own.scores["attribute_relevance"]
+        folds = {"geometric_mean": _geometric_mean, "min": _lowest, "mean": _mean}
         return {"attribute_relevance": folds[self.folding](relevances), **relevances}
 
     def explain(self, samples: Samples) -> list[dict[str, Explanation]]:
@@ -177,6 +177,12 @@ class SeveralRelevances(CompositeScorer, TaskScorer):
             }
             for row in zip(*each, strict=True)
         ]
+
+
+def _geometric_mean(scores: Mapping[str, Scores]) -> Scores:
+    with np.errstate(divide="ignore"):  # the logarithm of 0
+        mean: Scores = np.exp(np.log(np.stack([*scores.values()])).mean(axis=0))
+    return mean
 
 
 def _lowest(scores: Mapping[str, Scores]) -> Scores:

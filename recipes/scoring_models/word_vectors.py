@@ -5,6 +5,7 @@ For YAML and the command line, in place of a sentence encoder; see docs/style_tr
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import log as logarithm
@@ -12,13 +13,12 @@ from math import log as logarithm
 import numpy as np
 
 from ctrlreward.engine.sharing import shared_model
-from ctrlreward.items import item_logger
 from ctrlreward.models.encoder import SentenceEncoder
 from ctrlreward.models.word_vectors import Vectors, WordVectors
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 from ctrlreward.text.words import split_words_and_marks
 
-log = item_logger(__name__)
+log = logging.getLogger(__name__)
 
 _ROUNDING = 1e-9  # length of a centred unit vector due to rounding only
 

@@ -7,7 +7,7 @@ held-out scores. Copy this file to change them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
@@ -162,7 +162,7 @@ class TransferData(PromptBatches):
 def transfer_reward(
     weights: dict[str, float],
     scoring_models: ScoringModels,
-    conditions: Mapping[str, tuple[str, float]] | None = None,
+    given: Mapping[str, tuple[str, float]] | None = None,
 ) -> Reward:
     """Return a weighted sum of a sentence's GM and of its components.
 
@@ -173,14 +173,11 @@ def transfer_reward(
     Args:
         weights: Score of `TransferQuality` → weight at the start of training, 0 included.
         scoring_models: Models that compute the scores.
-        conditions: Name → another name and its required threshold, where the first
-            counts (`Component`).
+        given: Name → another name and its required threshold, where the first counts (`Reward`).
     """
     quality = scoring_models.quality()
-    components = {name: quality[name] for name in weights}
-    for name, (given, at_least) in (conditions or {}).items():
-        components[name] = replace(components[name], given=given, at_least=at_least)
-    return Reward({name: (components[name], weight) for name, weight in weights.items()})
+    components = {name: (quality[name], weight) for name, weight in weights.items()}
+    return Reward(components, given=given)
 
 
 @cache  # both callbacks share the models

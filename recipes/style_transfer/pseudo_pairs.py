@@ -285,7 +285,7 @@ def best_rewritings(
         texts, sources=[sources[i] for i in owner.tolist()], labels=[label] * len(texts)
     )
     style = quality.accuracy["label_probability"]
-    judged = score({"style": style, "content": quality.similarity["similarity"]}, pairs)
+    judged = score({"style": style, "content": quality.similarity["similarity"]}, pairs).warned()
     t1, t2, _, _ = quality.thresholds
     over = [np.nan_to_num(100 * judged["style"] - t1), np.nan_to_num(100 * judged["content"] - t2)]
     # GM is a cube root, so that support counts as in the choice among finalists.
@@ -293,7 +293,8 @@ def best_rewritings(
     finalists = _best_of_each(owner, promise, _FINALISTS)
     if not len(finalists):
         return {}
-    perplexity = score({"fluency": quality.perplexity["perplexity"]}, pairs[finalists.tolist()])
+    fluency = {"fluency": quality.perplexity["perplexity"]}
+    perplexity = score(fluency, pairs[finalists.tolist()]).warned()
     parts = (judged["style"][finalists], judged["content"][finalists], perplexity["fluency"])
     gm = np.nan_to_num(adjusted_gm(*parts, thresholds=quality.thresholds))
     winners = finalists[_best_of_each(owner[finalists], gm * support[finalists], 1)]

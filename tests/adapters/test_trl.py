@@ -13,6 +13,7 @@ import torch
 
 from ctrlreward import Reward
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
+from ctrlreward.failures import ItemError
 from ctrlreward.huggingface import RewardCheckpoint
 from ctrlreward.runs import read_stored_run
 from ctrlreward.runs.stored_texts import scored_samples
@@ -166,7 +167,7 @@ def test_wrong_columns_are_named(reward) -> None:
     (function,) = as_reward_funcs(reward, {"labels": "tone"})
     with pytest.raises(ValueError, match="tone"):
         function(prompts=["p"], completions=["a"], mood=["glad"])
-    with pytest.raises(TypeError, match="labels"):
+    with pytest.raises(ItemError, match="labels"):
         function(prompts=["p"], completions=["a"], tone=[0.5])
 
 
@@ -185,7 +186,7 @@ def test_mistakes_are_named_before_training(letters) -> None:
             as_reward_funcs(function)
     with pytest.raises(TypeError, match=r"not a number\. Several components are a list"):
         as_reward_funcs((letters["share"], letters["length"]))
-    with pytest.raises(TypeError, match="use as_reward_funcs"):
+    with pytest.raises(TypeError, match="completions"):
         Reward(letters["share"])(prompts=["p"], completions=["a"])
     (function,) = as_reward_funcs(lambda texts: [torch.tensor(1.0), torch.tensor([2.0])])
     with pytest.raises(TypeError, match=r"for texts\[1\] = 'b', a Tensor, must be a number"):

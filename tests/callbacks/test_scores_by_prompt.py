@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from lightning_choice import GenerationScorer
 
-from ctrlreward import CorpusFold, Samples
+from ctrlreward import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 PROMPTS = Samples(["a", "b", "c", "d"], groups=["x", "x", "y", "y"])
@@ -20,9 +20,11 @@ PROMPTS = Samples(["a", "b", "c", "d"], groups=["x", "x", "y", "y"])
 class Counts(Scorer):
     """Number of letters, and a score of the corpus: letters per word, by its two parts."""
 
-    corpus_folds: Mapping[str, CorpusFold] = {  # type: ignore[assignment]
-        "letters": CorpusFold(("letters", "words"), lambda a, b: float(np.nansum(a) / np.nansum(b)))
-    }
+    corpus_columns = ("letters", "words")
+
+    def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
+        letters, words = columns["letters"], columns["words"]
+        return {"letters": float(np.nansum(letters) / np.nansum(words))}
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:

@@ -28,7 +28,7 @@ from lightning_choice import (
 )
 from module_files import load
 
-from ctrlreward import CorpusFold, Reward, RewardBatch, Samples
+from ctrlreward import Reward, RewardBatch, Samples
 
 shared = load(Path(__file__).with_name("conftest.py"))
 
@@ -69,9 +69,10 @@ class Steady(Tuned):
 class ByText(shared.Curve):
     """Scorer with a value that depends on the text alone."""
 
-    @property
-    def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        return {"value": CorpusFold(("value", "loss"), lambda v, rest: float((v * rest).sum()))}
+    corpus_columns = ("value", "loss")
+
+    def corpus_of(self, columns: Mapping[str, np.ndarray]) -> dict[str, float]:
+        return {"value": float((columns["value"] * columns["loss"]).sum())}
 
     def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
         self.scored.append(samples)

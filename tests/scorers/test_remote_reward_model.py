@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pickle
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import tenacity
 import torch
+from failed_rows import failures_of
 from judge_server import Refusal, Server, started
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -109,22 +107,27 @@ def test_several_outputs_in_a_reward(serve: Callable[..., Server]) -> None:
     assert one["reward"](ANSWERS).tolist() == [len(answer) - 2.0 for answer in ANSWERS]
 
 
-def test_texts_without_a_value_are_nan(
-    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_texts_without_a_value_are_nan(serve: Callable[..., Server]) -> None:
     server = serve(lambda text: [None if "cold" in text else 1.0])
     texts, prefixes = [*ANSWERS, " ", "Good", "Yes."], [*[""] * 4, "Good", ""]
     samples = Samples(texts, prefixes=prefixes, prompts=[*PROMPTS, "a", "b", "\ud800"])
-    scored = RemoteRewardModel(server.url).score(samples)["reward"]
+    remote = RemoteRewardModel(server.url)
+    scored = remote.score(samples)["reward"]
     assert np.isnan(scored).tolist() == [False, True, False, True, True, True]
-    assert caplog.messages == [
-        "texts[3] is empty: reward is NaN",
-        "texts[4] ends with its prefix: reward is NaN",
-        "prompts[5] is not valid Unicode: reward is NaN",
-        f"texts[1] got no value of {server.url}, it is NaN",
-    ]
     ((_, _, body),) = server.requests
     assert len(body["input"]) == 3  # the others are not sent
+    assert failures_of(remote, samples).keys() == {1, 3, 4, 5}
+
+
+def test_a_text_that_the_server_rejects_is_nan(serve: Callable[..., Server]) -> None:
+    def answer(path: str, body: dict[str, Any]) -> Any:
+        too_long = any("cold" in text for text in body["input"])
+        return Refusal(400) if too_long else as_vllm([[1.0] for _ in body["input"]])
+
+    server = serve()
+    server.answer = answer
+    found = RemoteRewardModel(server.url).score(ANSWERS)["reward"]
+    np.testing.assert_array_equal(found, [1.0, np.nan, 1.0])
 
 
 def test_the_key_is_of_the_environment(
@@ -148,21 +151,18 @@ def test_a_busy_server_is_asked_again(first: Any, serve: Callable[..., Server]) 
     assert len(server.requests) == 3
 
 
-def test_a_server_that_is_down_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    address, waited, sleep = "http://127.0.0.1:9", [], time.sleep
-    clock = SimpleNamespace(sleep=lambda seconds: (waited.append(seconds), sleep(seconds)))
-    monkeypatch.setattr(tenacity.nap, "time", clock)
-    with pytest.raises(ConnectionError, match=rf"the reward model at {address} does not answer"):
-        RemoteRewardModel(address, patience=0.5).score(ANSWERS)
-    assert sum(waited) < 0.5
+def test_a_server_that_is_down_is_given_up() -> None:
+    address = "http://127.0.0.1:9"
+    with pytest.raises(ConnectionError, match=address):
+        RemoteRewardModel(address, max_retries=1).score(ANSWERS)
 
 
 def test_a_slow_reply_is_a_timeout(serve: Callable[..., Server]) -> None:
     given_up = threading.Event()
     server = serve(lambda text: given_up.wait(120) and [1.0])
     try:
-        with pytest.raises(ConnectionError, match="ReadTimeout"):
-            RemoteRewardModel(server.url, timeout=1.0, patience=0).score(ANSWERS)
+        with pytest.raises(ConnectionError, match="timed out"):
+            RemoteRewardModel(server.url, timeout=1.0, max_retries=0).score(ANSWERS)
     finally:
         given_up.set()
 
@@ -170,13 +170,13 @@ def test_a_slow_reply_is_a_timeout(serve: Callable[..., Server]) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"<html>", "the reply is not JSON: <html>"),
+        (b"<html>", "is not one of vLLM's /classify"),
         (b'{"data": [{"probs": [1.0]}]}', r"1 rows of \[1\] values, must be 3 rows of 1"),
         (b'{"data": [{"probs": [1.0, 2.0]}]}', r"1 rows of \[2\] values"),
         (b'{"data": [{"embedding": [1.0]}]}', "is not one of vLLM's /classify"),
         (b'{"data": [{"probs": ["high"]}]}', "is not one of vLLM's /classify"),
         (b"[]", "is not one of vLLM's /classify"),
-        (Refusal(400, content=b"the model has no pooler"), "400, the model has no pooler"),
+        (Refusal(404, content=b"no such model"), "404"),
     ],
 )
 def test_another_reply_is_an_error(
@@ -195,7 +195,7 @@ def test_another_reply_is_an_error(
         {"template": "chat"},
         {"weights": {"help": 1.0}},
         {"outputs": ()},
-        {"patience": -1},
+        {"max_retries": -1},
         {"batch_texts": 0},
     ],
 )

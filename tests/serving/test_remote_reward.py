@@ -18,7 +18,7 @@ import pytest
 import tenacity
 from fakes import Letters
 
-from ctrlreward import Component, Reward, RewardBatch, Samples
+from ctrlreward import MeanMinusDeviation, Reward, RewardBatch, Samples
 from ctrlreward.adapters import openrlhf, trl
 from ctrlreward.runs.rescoring_job import total_of
 from ctrlreward.samples import MissingColumn
@@ -63,7 +63,6 @@ def test_names_directions_and_weights_are_the_servers(
     served: RemoteReward, group_reward: Reward
 ) -> None:
     assert served.weights == group_reward.weights
-    assert (served.thresholds, served.accuracy_score) == (None, None)
     assert list(served.components) == list(group_reward.components)
     for name, component in group_reward.components.items():
         assert served[name].spec == component.spec
@@ -124,7 +123,7 @@ def test_threads_share_one(served: RemoteReward, group_reward: Reward) -> None:
 
 def test_adapters_take_one(served: RemoteReward, live_server: Callable[..., Any]) -> None:
     (function,) = trl.as_reward_funcs(served, {"labels": "letter"})
-    assert function(["say"] * 2, ["soup", ""], letter=["o", "o"]) == [1.0 + 0.5, None]
+    assert function(["say"] * 2, ["soup", ""], letter=["o", "o"]) == [1.0, None]
     letters = RemoteReward(live_server(Reward({"letters": Letters()["letters"]})).url)
     ask = openrlhf.as_reward_func(
         letters, failed_score=-1.0, special_tokens=[], columns={"labels": "label"}
@@ -355,12 +354,11 @@ def test_a_server_that_comes_back_with_the_same_reward_is_asked_again(scripted: 
     "build",
     [
         lambda s: Reward(
-            {"letters": s["letters"], "length": Component(s, "length", "letters", 1.0)}
+            {"letters": s["letters"], "length": s["length"]}, given={"length": ("letters", 1.0)}
         ),
         lambda s: Reward(
             {"letters": s["letters"], "length": s["length"]},
-            "mean_minus_deviation",
-            scales={"letters": (1.0, 1.0), "length": (5.0, 3.0)},
+            MeanMinusDeviation({"letters": (1.0, 1.0), "length": (5.0, 3.0)}),
         ),
     ],
     ids=["condition", "ensemble"],
@@ -373,10 +371,10 @@ def test_conditions_and_ensembles_are_those_of_the_server(
     samples = Samples(["soup", "", "tea", "foo"], labels=["o"] * 4)
     assert_equal(remote(samples), here(samples))
     assert remote.derived == here.derived
-    assert remote["length"].given == here["length"].given
+    assert remote.given == here.given
     totals = total_of(remote, {name: remote[name](samples) for name in remote.components})
     assert totals is None or totals.tolist()[2:] == here(samples).total.tolist()[2:]
     plain = Reward({"letters": letters["letters"], "length": letters["length"]})
-    with pytest.raises(OtherReward, match=r"given|conservative"):
+    with pytest.raises(OtherReward, match=r"given|aggregate"):
         RemoteReward(remote.url, expect=plain)(samples)
     remote.release()

@@ -103,10 +103,10 @@ def test_components_of_one_scorer_are_one_request(live_server: Callable[..., Any
     local = Reward({"letters": letters["letters"], "length": letters["length"]})
     remote = RemoteReward(live_server(local).url)
     assert remote["letters"].scorer is remote["length"].scorer
-    found = score(remote.components, Samples(["soup", "soup", ""], labels=["o", "o", "o"]))
+    found = score(remote.components, Samples(["soup", "soup", ""], labels=["o", "o", "o"])).scores
     np.testing.assert_array_equal(found["letters"], [1, 1, np.nan])
     np.testing.assert_array_equal(found["length"], [4, 4, np.nan])
-    assert letters.calls == [("soup", "")]  # once, and the repeated text not again
+    assert letters.calls == [("soup",)]  # once, and the repeated text not again
     devices = {name: component.scorer.devices for name, component in remote.components.items()}
     assert shared_device(devices, "cuda", [0, 1], 2) is None  # it takes none of the training
     remote.release()

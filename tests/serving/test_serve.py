@@ -173,10 +173,13 @@ def test_conditions_and_scales_in_the_short_form(written: Callable[[str], Path])
         """
 components:
   letters: {scorer: fakes.Letters, score: letters}
-  length: {scorer: fakes.Letters, score: length, given: letters, at_least: 2}
-aggregate: mean_minus_deviation
-scales: {letters: [1.0, 1.0], length: [5.0, 3.0]}
-penalty: 0.5
+  length: {scorer: fakes.Letters, score: length}
+given: {length: [letters, 2]}
+aggregate:
+  class_path: ctrlreward.MeanMinusDeviation
+  init_args:
+    scales: {letters: [1.0, 1.0], length: [5.0, 3.0]}
+    penalty: 0.5
 """
     )
     batch = build_reward(path)(["soup", "foo"], labels="o")

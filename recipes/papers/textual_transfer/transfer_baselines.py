@@ -18,7 +18,7 @@ def copies(prompts: Samples) -> Samples:
 def sentence_scores(quality: TransferQuality, samples: Samples) -> SentenceScores:
     """Score sentences as outputs of one system; see `SentenceScores`."""
     wanted = {name: Component(quality, name) for name in SentenceScores._fields}
-    return SentenceScores(**score(wanted, samples))
+    return SentenceScores(**score(wanted, samples).warned())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,211 @@
+"""Aggregates: named scores of a sample combined into its total."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self, TypeAlias
+
+import numpy as np
+
+from ctrlreward.arguments import not_negative, one_of
+from ctrlreward.functional.aggregates import disagreement, mean_minus_deviation
+from ctrlreward.functional.transfer import GM_THRESHOLDS, checked_thresholds, gm_of
+from ctrlreward.scorers.base import Component, Scores
+
+# Component → mean and deviation of its score on good texts.
+Scales: TypeAlias = Mapping[str, tuple[float, float]]
+
+# Column of a `RewardBatch` with the deviation of an ensemble's members.
+DISAGREEMENT = "disagreement"
+
+
+class Aggregate(ABC):
+    """A fold of named scores, float64 of shape (n,), into totals of n samples, higher is better.
+
+    An object of a subclass of one's own is an `aggregate` of a `Reward` like the ones here.
+    """
+
+    derived: tuple[str, ...] = ()  # names of the columns of `further`
+
+    @abstractmethod
+    def check(self, components: Mapping[str, Component]) -> Self:
+        """Return the aggregate for these components; a ValueError if it can't combine them."""
+
+    @abstractmethod
+    def __call__(self, scores: Mapping[str, Scores]) -> Scores:
+        """Return the totals, NaN where a score is, (n,)."""
+
+    def further(self, scores: Mapping[str, Scores]) -> dict[str, Scores]:
+        """Return further columns of the batch."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Weighted(Aggregate):
+    """The sum of weight × score.
+
+    Args:
+        weights: Component → weight. The default is 1, or -1 for a score that is better when lower.
+
+    Raises:
+        ValueError: A weight rewards the wrong direction, or is of no component.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def check(self, components: Mapping[str, Component]) -> Weighted:
+        """See `Aggregate`."""
+        for name, weight in self.weights.items():
+            higher = components[
+                one_of("each key of weights", name, components)
+            ].spec.higher_is_better
+            if (weight if higher else -weight) < 0:
+                better = "higher" if higher else "lower"
+                raise ValueError(
+                    f"the weight of {name}, which is better when {better}, must be {-weight}, got "
+                    f"{weight}"
+                )
+        default = {name: 1.0 if c.spec.higher_is_better else -1.0 for name, c in components.items()}
+        return Weighted({name: float(self.weights.get(name, w)) for name, w in default.items()})
+
+    def __call__(self, scores: Mapping[str, Scores]) -> Scores:
+        """See `Aggregate`."""
+        return np.sum([weight * scores[name] for name, weight in self.weights.items()], axis=0)
+
+
+@dataclass(frozen=True)
+class GM(Aggregate):
+    """The adjusted geometric mean of an accuracy, a similarity and a perplexity.
+
+    Pang & Gimpel (2019), eq. 1, https://arxiv.org/abs/1810.11878. The accuracy is `accuracy`, the
+    decision, or `label_probability`, which is graded above t1.
+
+    Args:
+        thresholds: t1 to t4; the default is the paper's, which fit its classifier, word vectors and
+            language model. With t1 ≥ 0, a copied input of the other style has reward 0.
+        names: The three components, in the order of eq. 1; found by `check` if left out.
+
+    Raises:
+        ValueError: The thresholds are no four numbers, or there are other components.
+    """
+
+    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "thresholds", checked_thresholds(self.thresholds))
+
+    def check(self, components: Mapping[str, Component]) -> GM:
+        """See `Aggregate`."""
+        keys = {component.name: name for name, component in components.items()}
+        for accuracy in ("accuracy", "label_probability"):
+            wanted = (accuracy, "similarity", "perplexity")
+            if keys.keys() == {*wanted} and len(components) == 3:
+                return replace(self, names=tuple(keys[name] for name in wanted))
+        raise ValueError(
+            "components of GM must be one accuracy or label_probability, one similarity and one "
+            f"perplexity, got {', '.join(c.name for c in components.values())}"
+        )
+
+    def __call__(self, scores: Mapping[str, Scores]) -> Scores:
+        """See `Aggregate`."""
+        return gm_of(self.names, self.thresholds, scores)
+
+
+@dataclass(frozen=True)
+class Minimum(Aggregate):
+    """The lowest score: worst-case optimisation of an ensemble (Coste et al. 2023).
+
+    https://arxiv.org/abs/2310.02743. The scores need a common scale.
+
+    Args:
+        scales: Component → mean and standard deviation on good texts, as `fit_scales` returns
+            them: each score becomes the number of deviations by which it is better than the mean.
+            None compares scores as they are, which must be better when higher.
+
+    Raises:
+        ValueError: The scores do not have one scale, or `scales` are of other components.
+    """
+
+    scales: Scales | None = None
+
+    def check(self, components: Mapping[str, Component]) -> Self:
+        """See `Aggregate`."""
+        specs = {name: component.spec for name, component in components.items()}
+        if self.scales is None:
+            for name, spec in specs.items():
+                if not spec.higher_is_better:
+                    raise ValueError(f"scales must be given, as {name} is better when lower")
+            return replace(self, scales=dict.fromkeys(components, (0.0, 1.0)))
+        if self.scales.keys() != components.keys():
+            raise ValueError(
+                f"scales must have the mean and deviation of {', '.join(components)}, got those of "
+                f"{', '.join(self.scales)}"
+            )
+        signed = {}
+        for name, (mean, deviation) in self.scales.items():
+            if not (np.isfinite(mean) and 0 < deviation < np.inf):
+                raise ValueError(
+                    f"scales[{name!r}] must be a mean and a positive deviation, got "
+                    f"{(mean, deviation)}"
+                )
+            signed[name] = (mean, deviation if specs[name].higher_is_better else -deviation)
+        return replace(self, scales=signed)
+
+    def members(self, scores: Mapping[str, Scores]) -> Scores:
+        """Return the scores on one scale, shape (members, n)."""
+        assert self.scales is not None, "check comes first"
+        return np.stack(
+            [(scores[name] - mean) / unit for name, (mean, unit) in self.scales.items()]
+        )
+
+    def __call__(self, scores: Mapping[str, Scores]) -> Scores:
+        """See `Aggregate`."""
+        lowest: Scores = self.members(scores).min(axis=0)
+        return lowest
+
+
+@dataclass(frozen=True)
+class MeanMinusDeviation(Minimum):
+    """The mean minus λ · the standard deviation of scores that measure the same with other models.
+
+    Uncertainty-weighted optimisation (Coste et al. 2023), with the deviation, the `disagreement`,
+    in place of the paper's variance. The scores need a common scale: `scales`, or scores of one
+    range that are better when higher.
+
+    Args:
+        scales: As in `Minimum`.
+        penalty: λ ≥ 0.
+    """
+
+    penalty: float = 1.0
+
+    derived = (DISAGREEMENT,)
+
+    def __post_init__(self) -> None:
+        not_negative("penalty", self.penalty)
+
+    def check(self, components: Mapping[str, Component]) -> Self:
+        """See `Aggregate`."""
+        ranges = {component.spec.range for component in components.values()}
+        if self.scales is None and len(ranges) > 1:
+            raise ValueError(f"scales must be given for scores of several ranges, got {ranges}")
+        return super().check(components)
+
+    def __call__(self, scores: Mapping[str, Scores]) -> Scores:
+        """See `Aggregate`."""
+        return mean_minus_deviation(self.members(scores), self.penalty)
+
+    def further(self, scores: Mapping[str, Scores]) -> dict[str, Scores]:
+        """Return the standard deviation of the members."""
+        return {DISAGREEMENT: disagreement(self.members(scores))}
+
+
+AGGREGATES: dict[str, type[Aggregate]] = {
+    "weighted": Weighted,
+    "gm": GM,
+    "min": Minimum,
+    "mean_minus_deviation": MeanMinusDeviation,
+}
