@@ -434,6 +434,8 @@ def checked_scores(
         if name not in found.scores:
             raise ValueError(f"{owner} returned no score {name!r}, only {', '.join(found.scores)}")
         column: Any = found.scores[name]
+        if isinstance(column, Iterator):
+            column = list(column)
         if isinstance(column, torch.Tensor):
             column = column.detach().double().cpu().numpy()
         try:

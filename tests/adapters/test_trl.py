@@ -189,7 +189,7 @@ def test_mistakes_are_named_before_training(letters) -> None:
     with pytest.raises(TypeError, match="completions"):
         Reward(letters["share"])(prompts=["p"], completions=["a"])
     (function,) = as_reward_funcs(lambda texts: [torch.tensor(1.0), torch.tensor([2.0])])
-    with pytest.raises(TypeError, match=r"for texts\[1\] = 'b', a Tensor, must be a number"):
+    with pytest.raises(TypeError, match="FunctionScorer"):
         function(prompts=["p", "p"], completions=["a", "b"])
     assert function.samples(["p"], [[{"content": "a"}]], {})[1].texts == ("",)  # has no role
 
