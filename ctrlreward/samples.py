@@ -359,9 +359,9 @@ class Samples:
             for i, (text, source) in enumerate(zip(self.texts, self.sources or (), strict=False)):
                 if text and text == source:
                     raise ItemError(
-                        "texts",
+                        "sources",
                         i,
-                        f"= {shortened(text)} equals its source. Without prefixes a text is the "
+                        f"= {shortened(text)} equals the text. Without prefixes a text is the "
                         "beginning of the generated text, so that source and output would be "
                         f"scored as one text. {REWRITES_OR_CONTINUES}",
                     )
