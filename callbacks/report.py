@@ -296,7 +296,7 @@ def scored_texts(
         with fixed_randomness(seed):
             found = score(missing, texts)
             scores |= found.warned()
-            reasons = told | found.reasons
+            reasons = {**told, **found.reasons}
             # Kept if an explanation fails.
             write_scored_samples(path, texts, scores, reasons=reasons)
             explained = explain_some(components, texts)

@@ -107,7 +107,7 @@ class AttributeClassifier(CompositeScorer):
         """Raise if a label names an unknown attribute or target; loads no weights."""
         self._targets(samples)
 
-    def score_samples(self, samples: Samples, names: Collection[str]) -> Scored:
+    def score_samples(self, samples: Samples, names: Collection[str] = ()) -> Scored:
         """Return all scores, and `"combination"`; NaN for a label without a known attribute."""
         n, targets = len(samples), self._targets(samples)
         unnamed = [i for i, named in enumerate(targets) if not named]

@@ -101,7 +101,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
             )
         return shared_model(Seq2SeqInfiller, name, self.device, self.dtype, self.batch_tokens)
 
-    def score_samples(self, samples: Samples, names: Collection[str]) -> Scored:
+    def score_samples(self, samples: Samples, names: Collection[str] = ()) -> Scored:
         """Return the chosen scores; NaN for an empty source or reference."""
         parts = {part: self._score(part, samples) for name in names for part in _PARTS[name]}
         scores = {name: np.mean([parts[p][0] for p in _PARTS[name]], axis=0) for name in names}

@@ -137,12 +137,12 @@ class Scorer(ABC):
         check_columns({name: Component(self, name) for name in wanted}, samples)
 
     @abstractmethod
-    def score_samples(self, samples: Samples, names: Collection[str]) -> Scored | Mapping[str, Any]:
+    def score_samples(self, samples: Samples) -> Scored | Mapping[str, Any]:
         """Return one number per sample for each score, NaN or None for a failed sample.
 
-        It draws no random numbers, as it may run on a thread. `names`, a parameter that may be left out, are the
-        requested scores. Texts are valid Unicode and not empty; a pointwise scorer gets no sample
-        twice. Wrong data is an `ItemError`.
+        It draws no random numbers, as it may run on a thread. A second parameter, `names=()`, gets
+        the requested scores. Texts are valid Unicode and not empty; a pointwise scorer gets no
+        sample twice. Wrong data is an `ItemError`.
         """
 
     def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:

@@ -85,7 +85,7 @@ class LexiconSentiment(Scorer):
         """Read the lexicon now instead of at the first `score`."""
         _ = self.analyzer
 
-    def score_samples(self, samples: Samples, names: Collection[str]) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples, names: Collection[str] = ()) -> dict[str, Scores]:
         """Return the chosen scores."""
         polarity = np.array([self.analyzer.polarity_scores(t)["compound"] for t in samples.texts])
         scores = {"polarity": polarity}

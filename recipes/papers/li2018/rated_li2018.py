@@ -32,7 +32,7 @@ from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHE
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment, Method
-from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.base import Scored, Scores
 from ctrlreward.scorers.components import name_components
 from ctrlreward.scorers.model_scorer import ModelOptions
 from ctrlreward.scorers.perplexity import Perplexity
@@ -174,10 +174,9 @@ class SentenceTransfer(TransferQuality):
 
     separate: bool = False
 
-    def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples, names: Collection[str] | None = None) -> Scored:
         """Compute all scores, float64 of shape (n,); `gm` is NaN where an input is NaN."""
-        scores = super().score_samples(tokenized(samples) if self.separate else samples, names)
-        accuracy, similarity, perplexity = (scores[name] for name in INPUTS)
-        return {**scores, "gm": adjusted_gm(accuracy, similarity, perplexity, self.thresholds)}
+        found = super().score_samples(tokenized(samples) if self.separate else samples, names)
+        accuracy, similarity, perplexity = (found.scores[name] for name in INPUTS)
+        gm = adjusted_gm(accuracy, similarity, perplexity, self.thresholds)
+        return found._replace(scores={**found.scores, "gm": gm})
