@@ -166,9 +166,11 @@ class DriftMonitor:
 
         before, after = columns["length"]
         factor = math.log(self.tolerances["length"])
+        either = rise(before, after, factor), rise(after, before, factor)
+        before, after = columns["repetition"]
         p_values = {
-            "length": min(1.0, 2 * min(rise(before, after, factor), rise(after, before, factor))),
-            "repetition": rise(*columns["repetition"], self.tolerances["repetition"]),
+            "length": min(1.0, 2 * min(either)),
+            "repetition": rise(before, after, self.tolerances["repetition"]),
         }
         scaled = {name: _scaled(pair) for name, pair in columns.items() if "/" in name}
         for name, own in scaled.items() if len(scaled) > 1 else ():
