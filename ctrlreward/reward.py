@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from numbers import Real
-from typing import Any, Literal, TypeAlias, Unpack
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from ctrlreward.arguments import one_of
 from ctrlreward.engine.accelerators import scoring_stream
 from ctrlreward.functional.aggregates import counted_where
 from ctrlreward.placement import Worker
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
+from ctrlreward.samples import Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import LARGEST, Component, Scorer, Scores, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 
@@ -109,9 +109,7 @@ class AnyReward(ABC):
     weights: Mapping[str, float] | None
     _worker: Worker
 
-    def __call__(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> RewardBatch:
+    def __call__(self, samples: SamplesLike | None = None, **columns: Any) -> RewardBatch:
         """Score samples, as `as_samples` converts them with `columns`, in the calling thread.
 
         Raises:
@@ -126,9 +124,7 @@ class AnyReward(ABC):
             raise KeyError(f"no component {name!r}; the reward has {', '.join(self.components)}")
         return self.components[name]
 
-    def submit(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> Future[RewardBatch]:
+    def submit(self, samples: SamplesLike | None = None, **columns: Any) -> Future[RewardBatch]:
         """Score samples on the background thread; the future returns or raises like a call."""
         return self._worker.submit(self._score, as_samples(samples, **columns))
 
@@ -315,14 +311,15 @@ def _split(components: Components) -> tuple[dict[str, Component], dict[str, floa
 
 
 def fit_scales(
-    components: RewardLike, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    components: RewardLike, samples: SamplesLike | None = None, **columns: Any
 ) -> dict[str, tuple[float, float]]:
     """Return the mean and standard deviation of each component on good texts, for `scales`.
 
     Args:
         components: Components, as for `Reward`, or a reward.
-        samples: Examples of good output, or outputs of the policy before training, with `columns`
-            as in a call of a reward. Failed ones are left out.
+        samples: Examples of good output, or outputs of the policy before training. Failed ones are
+            left out.
+        **columns: Columns of the samples, as in a call of a reward.
 
     Raises:
         ValueError: A component is equal for all texts, or fails for all.

@@ -11,7 +11,7 @@ from itertools import compress
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict, Unpack
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ctrlreward.arguments import kind_of
 from ctrlreward.failures import Failures, ItemError, rows_named
@@ -119,43 +119,6 @@ class Table(Protocol):
 
     def to_dict(self) -> Any:
         """Return all columns."""
-
-
-# A column to add: one string per sample, or one for all. Labels and groups may be integers; a
-# sample may have several references, labels of several attributes, a conversation as its prompt.
-Column: TypeAlias = str | Iterable[str] | None
-Ids: TypeAlias = Column | int | Iterable[int]
-Labels: TypeAlias = Ids | Mapping[str, Any] | Iterable[Mapping[str, Any]]
-References: TypeAlias = Column | Iterable[Sequence[str]]
-Prompts: TypeAlias = Column | Iterable[str | Sequence[Mapping[str, Any]]]
-
-
-class SampleKeywords(TypedDict, total=False):
-    """Keywords of all functions that score samples: columns, by a plural or singular name.
-
-    One string or integer applies to all samples. `label_map` maps labels in the data to the
-    scorer's labels: `{0: "negative", 1: "positive"}`.
-    """
-
-    texts: Column
-    prefixes: Column
-    labels: Labels
-    sources: Column
-    references: References
-    contexts: Column
-    histories: Column
-    prompts: Prompts
-    groups: Ids
-    text: Column
-    prefix: Column
-    label: Labels
-    source: Column
-    reference: References
-    context: Column
-    history: Column
-    prompt: Prompts
-    group: Ids
-    label_map: Mapping[Any, str] | None
 
 
 # Everything that `as_samples` converts. The types of pandas give records keys that are `Hashable`.
@@ -591,7 +554,7 @@ def _attribute_rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     return rows
 
 
-def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords]) -> Samples:
+def as_samples(data: SamplesLike | None = None, **columns: Any) -> Samples:
     """Convert data to `Samples`.
 
     Args:
@@ -599,7 +562,9 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
             of columns (`{"texts": [...], "labels": [...]}`), a pandas DataFrame or a
             `datasets.Dataset`. Names may be plural or singular; others are ignored. None if the
             texts are a keyword.
-        columns: Columns to add or replace, and a map of the labels; see `SampleKeywords`.
+        columns: Columns to add or replace, by a plural or singular name; one string or integer
+            applies to all samples. `label_map` maps labels in the data to the scorer's labels:
+            `{0: "negative", 1: "positive"}`.
 
     Raises:
         TypeError: The data is of another type, or a keyword is not a column of `Samples`.

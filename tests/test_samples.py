@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from ctrlreward.failures import ItemError
 from ctrlreward.samples import (
-    COLUMN_OF,
     JSON_KEYS,
-    SampleKeywords,
     Samples,
     as_samples,
     attribute_label,
@@ -290,7 +288,6 @@ def test_labels_and_groups_may_be_integers(numbers: Any) -> None:
 
 
 def test_texts_may_be_a_keyword_and_have_to_be_there() -> None:
-    assert SampleKeywords.__annotations__.keys() == {*COLUMN_OF, "label_map"}
     assert as_samples(texts=["a"], label="x") == Samples(["a"], labels=["x"])
 
 

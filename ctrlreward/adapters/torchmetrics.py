@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, score
 from ctrlreward.scorers.components import ComponentLike, FunctionScorer, as_component
 
@@ -108,9 +108,7 @@ class _ScoreSums(_ScoreMetric):
             _scorer_ids[scorer] = next(_next_id)
         self.add_state("scorer_id", torch.tensor(_scorer_ids[scorer]), dist_reduce_fx="max")
 
-    def update(
-        self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Unpack[SampleKeywords]
-    ) -> None:
+    def update(self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Any) -> None:
         """Score n samples and add them up; `ids` are for `ScoreOfAll` in the same collection."""
         samples = as_samples(data, **columns)
         scorer, own, given = self.component.scorer, self.component.name, samples.columns().keys()
@@ -218,9 +216,7 @@ class ScoreOfAll(_ScoreMetric):
         """The dtype of the records, which torchmetrics also uses for a rank without samples."""
         return torch.uint8
 
-    def update(
-        self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Unpack[SampleKeywords]
-    ) -> None:
+    def update(self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Any) -> None:
         """Keep n samples until `compute`, with the same columns in all updates on all ranks.
 
         With `ids`, their indices in the dataset, samples are scored in the dataset's order, and

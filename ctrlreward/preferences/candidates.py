@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from ctrlreward.files import json_line, whole_file
 from ctrlreward.reward import RewardLike, as_reward
 from ctrlreward.samples import (
     MissingColumn,
-    SampleKeywords,
     Samples,
     SamplesLike,
     as_samples,
@@ -46,7 +45,7 @@ def best_of_n(
     model: Generator | None = None,
     n: int = 8,
     seed: int = 0,
-    **columns: Unpack[SampleKeywords],
+    **columns: Any,
 ) -> Best:
     """Return the completion of each prompt with the highest reward.
 

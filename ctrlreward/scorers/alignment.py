@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from os import PathLike
@@ -16,7 +16,6 @@ import numpy.typing as npt
 from ctrlreward.arguments import one_of, some_of
 from ctrlreward.engine.sharing import locked, shared_model
 from ctrlreward.failures import Failures
-from ctrlreward.files import finite_or_none
 from ctrlreward.functional.alignment import AGGREGATES, content_tokens, preservation, relevance
 from ctrlreward.models.aligner import (
     Aligner,
@@ -28,7 +27,7 @@ from ctrlreward.models.aligner import (
 )
 from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.models.pairs import UNITS, Unit
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, computable
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.text.stop_words import read_stop_words
@@ -68,15 +67,6 @@ class Aligned(NamedTuple):
     alignment: TokenAlignment
     counted: npt.NDArray[np.bool_]  # whether each token counts, shape (tokens,)
     score: float
-
-
-def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str, Any]]:
-    """Convert explanations to records: `sample`, `direction`, and the fields of `AlignedText`."""
-    return [
-        {"sample": i, "direction": name, **asdict(found), "score": finite_or_none(found.score)}
-        for i, directions in enumerate(explained)
-        for name, found in directions.items()
-    ]
 
 
 # Between knowledge and history, as in the training of the published dialog aligners.
@@ -288,11 +278,11 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         return Scored(_folded(aspects, each, len(samples)), failures)
 
     def explain(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+        self, samples: SamplesLike | None = None, **columns: Any
     ) -> list[dict[str, AlignedText]]:
         """Return the alignment of each token behind the scores, by direction, for each sample.
 
-        Several references are `relevance_reference[0]`, `[1]`, …. See `to_records`.
+        Several references are `relevance_reference[0]`, `[1]`, ….
         """
         samples = as_samples(samples, **columns)
         aspects = self._wanted(computable(self, samples))

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, TypeAlias, Unpack
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from ctrlreward.failures import Failures, ItemError
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.samples import (
     MissingColumn,
-    SampleKeywords,
     Samples,
     SamplesLike,
     as_samples,
@@ -153,9 +152,7 @@ class Scorer(ABC):
         """
         return {}
 
-    def explain(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> list[dict[str, Any]]:
+    def explain(self, samples: SamplesLike | None = None, **columns: Any) -> list[dict[str, Any]]:
         """Return for each sample what its scores consist of, by name; nothing by default."""
         return [{} for _ in as_samples(samples, **columns).texts]
 
@@ -185,9 +182,7 @@ class Scorer(ABC):
         for part in self._inner:
             part.release()
 
-    def score(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> dict[str, Scores]:
+    def score(self, samples: SamplesLike | None = None, **columns: Any) -> dict[str, Scores]:
         """Return a float64 array of shape (n,) per score, in input order; NaN for a failed sample.
 
         A sample fails if its text is empty or not valid Unicode, or its score is beyond float32,
@@ -203,9 +198,7 @@ class Scorer(ABC):
 
     __call__ = score
 
-    def corpus(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> dict[str, float]:
+    def corpus(self, samples: SamplesLike | None = None, **columns: Any) -> dict[str, float]:
         """Return the scores of n samples as one corpus, such as all outputs of a system.
 
         By `corpus_of`, or else the mean over the samples that did not fail; NaN if all failed.
@@ -242,9 +235,7 @@ class Component:
     scorer: Scorer
     name: str
 
-    def __call__(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> Scores:
+    def __call__(self, samples: SamplesLike | None = None, **columns: Any) -> Scores:
         """Return this score of n samples, float64 of shape (n,); see `Scorer.score`."""
         return score({self.name: self}, as_samples(samples, **columns)).warned()[self.name]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from os import PathLike
@@ -13,7 +13,6 @@ import numpy as np
 
 from ctrlreward.arguments import one_of, positive, some_of
 from ctrlreward.failures import Failures
-from ctrlreward.files import finite_or_none
 from ctrlreward.functional.calibration import context_gain, label_bias
 from ctrlreward.functional.ctrleval import (
     Weighting,
@@ -27,7 +26,7 @@ from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.seq2seq import load_infiller
 from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, TaskScorer, computable
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.task import WORD_SLOT, Evaluator, Task, require_texts
@@ -65,15 +64,6 @@ class Explanation:
     aspect: str
     score: float
     evaluators: tuple[PatternScore, ...] = ()
-
-
-def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str, Any]]:
-    """Convert explanations to records: `sample`, the index, and the fields of `Explanation`."""
-    return [
-        {"sample": i, **asdict(found), "score": finite_or_none(found.score)}
-        for i, aspects in enumerate(explained)
-        for found in aspects.values()
-    ]
 
 
 def coherence_blanks(sentences: Sequence[str]) -> tuple[Blank, ...]:
@@ -347,9 +337,9 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         return samples.label_indices(self.labels, "CTRLEval attribute_relevance", self.attribute)
 
     def explain(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+        self, samples: SamplesLike | None = None, **columns: Any
     ) -> list[dict[str, Explanation]]:
-        """Return the aspects of each sample with their evaluators (Figure 5); see `to_records`."""
+        """Return the aspects of each sample with their evaluators (Figure 5)."""
         samples = as_samples(samples, **columns)
         rows: list[dict[str, Explanation]] = [{} for _ in samples.texts]
         for found, blanks in self._with_blanks(samples, computable(self, samples)):

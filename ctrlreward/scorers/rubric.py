@@ -14,7 +14,7 @@ from string import Formatter
 from typing import Any, NamedTuple
 
 from ctrlreward.files import read_yaml
-from ctrlreward.samples import COLUMN_OF, JSON_KEYS, shortened
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS
 
 _ANSWER_TOKENS, _KEY_TOKENS, _REASON_TOKENS = 16, 32, 256  # a key is with its score
 
@@ -38,11 +38,10 @@ class Criterion:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.question, str) or not self.question.strip():
-            raise ValueError(f"question = {shortened(self.question)} must be a string with text")
+        if not str(self.question).strip():
+            raise ValueError("question must have text")
         object.__setattr__(self, "answers", _read_answers(self.answers))
-        number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
-        if not number or not 0 < self.weight < math.inf:
+        if not 0 < self.weight < math.inf:
             raise ValueError(f"weight must be a positive number, got {self.weight!r}")
 
     @property
@@ -91,23 +90,16 @@ class Rubric:
     reason: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.prompt, str):
-            raise ValueError(f"prompt = {shortened(self.prompt)} must be a string")
         try:
             slots = set(self._slots)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"prompt: {error}. Write {{{{ and }}}} for braces.") from None
-        known = sorted(key for key in JSON_KEYS.values() if key != "group")
-        for slot in slots:
-            if slot not in known:
-                raise ValueError(
-                    f"prompt has {{{slot}}}, must be one of {', '.join(known)}. Write {{{{ and "
-                    "}}}} for braces."
-                )
-        if "text" not in slots:
-            raise ValueError("prompt must have {text}")
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"name = {self.name!r} must be a string")
+        known = {*JSON_KEYS.values()} - {"group"}
+        if "text" not in slots or not slots <= known:
+            raise ValueError(
+                f"prompt must have {{text}}, and may have {', '.join(sorted(known))} in braces, "
+                f"got {', '.join(sorted(slots)) or 'none'}. Write {{{{ and }}}} for braces."
+            )
         if not isinstance(self.reason, bool):
             raise ValueError(f"reason must be true or false, got {self.reason!r}")
         if self.criteria is None:
@@ -176,61 +168,40 @@ class Rubric:
                 f"the rubric {path} does not exist. Pass the path of a YAML file, or a Rubric."
             )
         content = read_yaml(file)
-        keys = set(content) if isinstance(content, dict) else set()
-        if not {"prompt"} <= keys <= set(Rubric.__dataclass_fields__):
-            raise ValueError(
-                f"{path} must have the keys prompt and answers, or prompt and criteria, and may "
-                f"have name and reason; got {', '.join(map(str, sorted(keys, key=str))) or 'none'}"
-            )
         try:
             return Rubric(**content)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
 
 
-def _read_criteria(given: object, mean: str) -> dict[str, Criterion]:
+def _read_criteria(given: Any, mean: str) -> dict[str, Criterion]:
     """Return the criteria by name; a mapping of arguments is one."""
-    if not isinstance(given, Mapping) or not given:
-        raise ValueError(f"criteria = {shortened(given)} must be a mapping, name → Criterion")
+    if not given or mean in given:
+        raise ValueError(
+            f"criteria must be one or more, by names other than {mean!r}, of their mean"
+        )
     criteria = {}
     for name, each in given.items():
-        if not isinstance(name, str) or not name.strip():
-            raise ValueError(f"criteria: {name!r} is not text. Write it in quotes.")
-        if name == mean:
-            raise ValueError(f"criteria has {name!r}, the name of their mean. Rename it, or name=.")
-        if isinstance(each, Mapping):
-            if not {"question", "answers"} <= set(each) <= {"question", "answers", "weight"}:
-                raise ValueError(
-                    f"criteria[{name!r}] must have the keys question and answers, and may have "
-                    f"weight; got {', '.join(map(str, each)) or 'none'}"
-                )
-            try:
-                each = Criterion(**each)
-            except ValueError as error:
-                raise ValueError(f"criteria[{name!r}]: {error}") from None
-        elif not isinstance(each, Criterion):
-            raise ValueError(f"criteria[{name!r}] = {shortened(each)} must be a Criterion")
-        criteria[name] = each
+        try:
+            criteria[str(name)] = each if isinstance(each, Criterion) else Criterion(**each)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"criteria[{name!r}]: {error}") from None
     return criteria
 
 
-def _read_answers(given: object) -> dict[str, float]:
+def _read_answers(given: Any) -> dict[str, float]:
     """Return the score of each answer."""
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        given = {item: item for item in given}
-    if not isinstance(given, Mapping) or len(given) < 2:
-        raise ValueError(
-            f"answers must be two or more, such as {{yes: 1, no: 0}}, got {shortened(given)}"
-        )
+    scores = given if isinstance(given, Mapping) else {item: item for item in given}
     answers = {}
-    for answer, worth in given.items():
-        if isinstance(answer, bool) or not str(answer).strip():
+    for answer, worth in scores.items():
+        if isinstance(answer, bool):  # YAML's yes and no
             raise ValueError(f"answers: {answer!r} is not text. Write it in quotes.")
-        if not isinstance(worth, int | float) or isinstance(worth, bool):
-            raise ValueError(f"answers: {answer} = {worth!r} must be a number")
-        answers[str(answer).strip()] = float(worth)
+        try:
+            answers[str(answer).strip()] = float(worth)
+        except (TypeError, ValueError):
+            raise ValueError(f"answers: {answer} = {worth!r} must be a number") from None
     if len(set(answers.values())) < 2:
-        raise ValueError("answers all have the same score, must have at least two different scores")
+        raise ValueError(f"answers must have two or more different scores, got {scores}")
     return answers
 
 

@@ -1,44 +1,17 @@
 from __future__ import annotations
 
-import json
 import sys
 
 import numpy as np
 import pytest
 
 from ctrlreward.recipes.papers.ctrleval.evaluator_chart import bar_chart
-from ctrlreward.scorers.ctrleval import Explanation, PatternScore, to_records
+from ctrlreward.scorers.ctrleval import Explanation, PatternScore
 
 PATTERNS = [
     ("<gen_result> It was ", ".", "good", ("bad", "good")),
     ("Just ", "! <gen_result>", "great", ("terrible", "great")),
 ]
-
-
-def test_records_are_plain_data() -> None:
-    evaluators = (PatternScore(*PATTERNS[0], 0.25, 1.0),)
-    result = Explanation("attribute_relevance", 0.25, evaluators)
-    records = to_records(
-        [{"attribute_relevance": result}, {"coherence": Explanation("coherence", np.nan)}]
-    )
-    assert json.loads(json.dumps(records, allow_nan=False)) == [
-        {
-            "sample": 0,
-            "aspect": "attribute_relevance",
-            "score": 0.25,
-            "evaluators": [
-                {
-                    "left": "<gen_result> It was ",
-                    "right": ".",
-                    "target": "good",
-                    "candidates": ["bad", "good"],
-                    "score": 0.25,
-                    "weight": 1.0,
-                }
-            ],
-        },
-        {"sample": 1, "aspect": "coherence", "score": None, "evaluators": []},
-    ]
 
 
 # The chart.
