@@ -2,7 +2,7 @@
 
 Its tensors hold theirs of the CPU and compute on it, so that results can be compared to the last
 bit, and refuse to mix with tensors of any other device, scalars included. Counters stand in for
-the memory of an accelerator and for its streams.
+the memory of an accelerator.
 
 Registering it renames torch's one free device for the rest of the process, and makes it torch's
 accelerator. Tests therefore run on it in a process of their own: decorate them with
@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 import pytest
@@ -236,31 +236,10 @@ def _is_view(op: Any) -> bool:
 
 
 class Stream:
-    """Stream, counted; operations of the CPU have no queue.
-
-    Attributes:
-        made: Streams that were made so far.
-        entered: Streams in use by this context, the innermost last.
-        used: How often a stream was entered.
-    """
-
-    made = 0
-    used = 0
-    entered: ClassVar[list[Stream]] = []
+    """Stream; operations of the CPU have no queue."""
 
     def __init__(self, device: Any = None, **options: Any) -> None:
-        Stream.made += 1
         self.device = torch.device(device or NAME)
-
-
-@contextmanager
-def _in_stream(stream: Stream) -> Iterator[None]:
-    Stream.used += 1
-    Stream.entered.append(stream)
-    try:
-        yield
-    finally:
-        Stream.entered.pop()
 
 
 def _emptied() -> None:
@@ -280,7 +259,7 @@ def register() -> None:
 
     module = SimpleNamespace(
         Stream=Stream,
-        StreamContext=_in_stream,
+        StreamContext=nullcontext,
         current_device=lambda: 0,
         current_stream=lambda device=None: Stream(device),
         device_count=lambda: DEVICES,
@@ -294,7 +273,7 @@ def register() -> None:
         mem_get_info=lambda device=None: (memory.limit - memory.live[_index(device)], memory.limit),
         set_device=lambda device: None,
         set_rng_state=lambda state, device=None: torch.set_rng_state(state),
-        stream=_in_stream,
+        stream=nullcontext,
         synchronize=lambda device=None: None,
         _is_in_bad_fork=lambda: False,
     )
