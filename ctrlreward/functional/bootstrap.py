@@ -6,7 +6,7 @@ A draw is stored as the number of times that it contains each cluster.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -147,9 +147,17 @@ def bootstrap(
         >>> bootstrap(lambda w: {"sum": w @ values}, np.array([0, 0, 1]), 0.95, 100, seed=0)
         {'sum': Estimate(value=5.0, low=4.0, high=6.0)}
     """
-    check_options(confidence, resamples)
-    draws = draw_clusters(int(members.max()) + 1, resamples, seed)
-    drawn = [statistics(weights) for weights in row_weights(draws, members)]
+    if not (0 < confidence < 1 and resamples > 0):
+        raise ValueError(
+            f"confidence must be between 0 and 1 and resamples 1 or more, got {confidence} and "
+            f"{resamples}"
+        )
+    clusters = int(members.max()) + 1
+    chances = np.full(clusters, 1 / clusters)
+    draws = np.random.default_rng(seed).multinomial(clusters, chances, size=resamples)
+    rows = max(1, _PIECE // len(members))
+    blocks = (draws[start : start + rows, members] for start in range(0, resamples, rows))
+    drawn = [statistics(block.astype(np.float64)) for block in blocks]
     tail = (1 - confidence) / 2
     estimates = {}
     for name, (value,) in statistics(np.ones((1, len(members)))).items():
@@ -161,42 +169,3 @@ def bootstrap(
                 low, high = np.quantile(values, [tail, 1 - tail])
         estimates[name] = Estimate(float(value), float(low), float(high))
     return estimates
-
-
-def check_options(confidence: float, resamples: int) -> None:
-    """Raise a ValueError unless 0 < confidence < 1 and resamples ≥ 1.
-
-    Examples:
-        >>> check_options(confidence=0.95, resamples=1000)
-    """
-    if not (0 < confidence < 1 and resamples > 0):
-        raise ValueError(
-            f"confidence must be between 0 and 1 and resamples 1 or more, got {confidence} and "
-            f"{resamples}"
-        )
-
-
-def draw_clusters(clusters: int, resamples: int, seed: int) -> Ints:
-    """Return how often each draw contains each cluster, shape (resamples, clusters).
-
-    Examples:
-        >>> draw_clusters(3, resamples=4, seed=0).sum(axis=1)
-        array([3, 3, 3, 3])
-    """
-    chances = np.full(clusters, 1 / clusters)
-    return np.random.default_rng(seed).multinomial(clusters, chances, size=resamples)
-
-
-def row_weights(draws: Ints, members: Ints) -> Iterator[Floats]:
-    """Yield how often each draw contains each row, in blocks of shape (draws of the block, n).
-
-    `draws` is how often a draw contains a cluster, shape (draws, clusters), and `members` has the
-    cluster of each row, shape (n,).
-
-    Examples:
-        >>> next(row_weights(draws=np.array([[2, 0]]), members=np.array([0, 1, 0])))
-        array([[2., 0., 2.]])
-    """
-    size = max(1, _PIECE // len(members))
-    for start in range(0, len(draws), size):
-        yield draws[start : start + size, members].astype(np.float64)

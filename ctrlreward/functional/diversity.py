@@ -47,8 +47,12 @@ def distinct_by_group(
     """
     check_length(n)
     groups = [None] * len(token_sequences) if groups is None else groups
+    if len(groups) != len(token_sequences):
+        raise ValueError(
+            f"groups must have an item per sequence, got {len(groups)} for {len(token_sequences)}"
+        )
     members: dict[Hashable, list[Sequence[int]]] = {}
-    for group, sequence in zip(_one_each(groups, token_sequences), token_sequences, strict=True):
+    for group, sequence in zip(groups, token_sequences, strict=True):
         members.setdefault(group, []).append(sequence)
     values = {}
     for group, sequences in members.items():
@@ -88,14 +92,3 @@ def check_length(n: int) -> None:
 
 def _grams(ids: Sequence[Gram], n: int) -> Iterator[tuple[Gram, ...]]:
     return zip(*(ids[start:] for start in range(n)), strict=False)
-
-
-def _one_each(
-    groups: Sequence[Hashable], token_sequences: Sequence[Sequence[int]]
-) -> Sequence[Hashable]:
-    if len(groups) != len(token_sequences):
-        raise ValueError(
-            f"groups has {len(groups)} items, but token_sequences has {len(token_sequences)}. "
-            "Pass one group per sequence."
-        )
-    return groups

@@ -10,13 +10,10 @@ fail at one validation only, the level does not hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-
-from ctrlreward.functional.bootstrap import cluster_numbers
 
 Floats = npt.NDArray[np.float64]
 
@@ -132,10 +129,7 @@ def sign_flip_p_value(differences: npt.ArrayLike) -> float:
 
 
 def paired_difference(
-    before: npt.ArrayLike,
-    after: npt.ArrayLike,
-    level: float = 0.05,
-    clusters: Sequence[Hashable] | None = None,
+    before: npt.ArrayLike, after: npt.ArrayLike, level: float = 0.05
 ) -> PairedDifference:
     """Return the mean difference of two validations with its two-sided interval.
 
@@ -146,7 +140,6 @@ def paired_difference(
         after: Scores of the same prompts.
         level: Probability that the interval misses the difference, in (0, 1). For an interval that
             holds at all validations together, `level_of_test(level, k)`.
-        clusters: Cluster of each prompt, shape (n,); prompts of a cluster change together.
 
     Raises:
         ValueError: The shapes differ, or `level` is not between 0 and 1.
@@ -155,7 +148,7 @@ def paired_difference(
         >>> paired_difference([0.1, 0.5, 0.3, 0.2, 0.4, 0.6], [0.3, 0.6, 0.5, 0.5, 0.5, 0.8])
         PairedDifference(value=0.183..., low=0.0999..., high=0.3, prompts=6)
     """
-    sums, sizes = _grouped(before, after, clusters)
+    sums, sizes = _grouped(before, after)
     check_level(level)
     if len(sums) == 0:
         return PairedDifference(math.nan, -math.inf, math.inf, 0)
@@ -165,12 +158,7 @@ def paired_difference(
     return PairedDifference(value, low, high, int(sizes.sum()))
 
 
-def rise_p_value(
-    before: npt.ArrayLike,
-    after: npt.ArrayLike,
-    margin: float = 0.0,
-    clusters: Sequence[Hashable] | None = None,
-) -> float:
+def rise_p_value(before: npt.ArrayLike, after: npt.ArrayLike, margin: float = 0.0) -> float:
     """Return the one-sided p-value of a rise by more than `margin`, by flips of signs, in (0, 1].
 
     Arguments and errors are as in `paired_difference`; `margin` is the smallest rise that
@@ -180,7 +168,7 @@ def rise_p_value(
         >>> rise_p_value([0.1, 0.5, 0.3], [0.3, 0.6, 0.5])
         0.125
     """
-    sums, sizes = _grouped(before, after, clusters)
+    sums, sizes = _grouped(before, after)
     return sign_flip_p_value(sums - margin * sizes)
 
 
@@ -222,24 +210,18 @@ def jackknife_values(whole: float, without: npt.ArrayLike) -> Floats:
     return np.asarray(n * whole - (n - 1) * left_out)
 
 
-def _grouped(
-    before: npt.ArrayLike, after: npt.ArrayLike, clusters: Sequence[Hashable] | None
-) -> tuple[Floats, Floats]:
-    """Return the sum of the differences of each cluster, and its number of prompts."""
+def _grouped(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Return the sum of the differences of each group of prompts, and its number of prompts."""
     first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if first.shape != second.shape or first.ndim != 1:
         raise ValueError(
             f"before has shape {first.shape} and after {second.shape}, must have a value for each "
             "of the same prompts"
         )
-    differences = second - first
-    names = range(len(differences)) if clusters is None else clusters
-    if len(names) != len(differences):
-        raise ValueError(f"clusters has {len(names)} items for {len(differences)} prompts")
-    both = np.isfinite(differences)
-    members = cluster_numbers([name for name, ok in zip(names, both, strict=True) if ok]) % GROUPS
-    sums: Floats = np.bincount(members, weights=differences[both]).astype(np.float64)
-    return sums, np.bincount(members).astype(np.float64)
+    differences = (second - first)[np.isfinite(second - first)]
+    groups = np.arange(len(differences)) % GROUPS
+    sums: Floats = np.bincount(groups, weights=differences).astype(np.float64)
+    return sums, np.bincount(groups).astype(np.float64)
 
 
 def _lower_end(sums: Floats, sizes: Floats, level: float) -> float:

@@ -99,16 +99,6 @@ def constrained_rewards(rewards: Values, terms: Sequence[tuple[float, Values]]) 
     return rewards / total
 
 
-def distance_outside(values: Values, low: float, high: float) -> Values:
-    """Return the amount by which values are below `low` or above `high`, ≥ 0.
-
-    Examples:
-        >>> distance_outside(np.array([2.0, 5.0, 9.0]), low=3, high=8)
-        array([1., 0., 1.])
-    """
-    return np.maximum(low - values, 0.0) + np.maximum(values - high, 0.0)
-
-
 def soft_overlong_punishment(lengths: Values, longest: float, cache: float) -> Values:
     """Compute DAPO's soft overlong punishment (Yu et al. 2025, eq. 13), in [−1, 0].
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from ctrlreward.arguments import one_of
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
-from ctrlreward.functional.shaping import distance_outside
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Infiller, Patterns, TokenScores
 from ctrlreward.recipes.text_files import read_lines
@@ -240,7 +239,8 @@ class LikelihoodCost(CompositeScorer, TaskScorer):
     ) -> dict[str, Scores]:
         """Return the cost, shape (n,); NaN, with a warning, for an empty text."""
         scores = self.perplexity.fold(samples, answers, names)
-        return {"likelihood_cost": distance_outside(scores["log_likelihood"], *self.bounds)}
+        values, (low, high) = scores["log_likelihood"], self.bounds
+        return {"likelihood_cost": np.maximum(low - values, 0.0) + np.maximum(values - high, 0.0)}
 
 
 def relevance_reward(

@@ -52,7 +52,7 @@ def test_errors() -> None:
     for score, items in ((distinct_n, [[1]]), (repetition, [1])):
         with pytest.raises(ValueError, match=r"n, the length of the n-grams, must be 1 or more, g"):
             score(items, 0)
-    with pytest.raises(ValueError, match=r"groups has 1 items, but token_sequences has 2"):
+    with pytest.raises(ValueError, match="groups"):
         distinct_n([[1], [2]], 1, ["a"])
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
 from ctrlreward.functional import auc, paired_auc_bootstrap
-from ctrlreward.functional.bootstrap import draw_clusters
 from ctrlreward.functional.ranking import weighted_auc
 
 NAN = float("nan")
@@ -52,7 +51,7 @@ def test_failed_samples_are_left_out() -> None:
 @given(rows, st.integers(0, 9))
 def test_draws_are_those_of_resampled_rows(table: list[tuple[float, bool]], seed: int) -> None:
     scores, positive = (np.array(column) for column in zip(*table, strict=True))
-    draws = draw_clusters(len(scores), 5, seed)
+    draws = np.random.default_rng(seed).integers(0, 3, size=(5, len(scores)))
     values = weighted_auc(scores, positive, draws.astype(np.float64))
     for counts, value in zip(draws, values, strict=True):
         drawn = np.repeat(np.arange(len(scores)), counts)

@@ -118,12 +118,6 @@ def test_prompts_that_failed_are_left_out() -> None:
     assert rise_p_value([math.nan], [0.5]) == 1.0
 
 
-def test_a_cluster_flips_as_one() -> None:
-    before, after = [0.0] * 6, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert rise_p_value(before, after) == 1 / 64
-    assert rise_p_value(before, after, clusters=["a", "a", "b", "b", "c", "c"]) == 1 / 8
-
-
 def test_many_prompts_are_added_up_in_groups() -> None:
     rng = np.random.default_rng(3)
     differences = rng.normal(0.1, 1, size=1000)
@@ -182,7 +176,6 @@ def test_detectable_difference_is_found_with_its_power() -> None:
     [
         (([1.0, 2.0], [1.0]), r"before has shape \(2,\) and after \(1,\), must have a value"),
         (([1.0], [1.0], 1.5), "level must be between 0 and 1, got 1.5"),
-        (([1.0], [1.0], 0.1, ["a", "b"]), "clusters has 2 items for 1 prompts"),
     ],
 )
 def test_bad_arguments(arguments, message: str) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from ctrlreward.functional.shaping import (
     Moments,
     constrained_rewards,
-    distance_outside,
     length_factor,
     next_multiplier,
     preference_over_references,
@@ -52,13 +51,6 @@ def test_dapo_equation_13(tokens: list[int], cache: int, rest: int) -> None:
             expected.append(-1.0)
     result = soft_overlong_punishment(array(tokens), longest, cache)
     assert result.tolist() == pytest.approx(expected)
-
-
-@given(lengths, st.integers(0, 20), st.integers(0, 20))
-def test_distance_outside_a_window(tokens: list[int], low: int, width: int) -> None:
-    inside = range(low, low + width + 1)
-    expected = [min(abs(length - place) for place in inside) for length in tokens]
-    assert distance_outside(array(tokens), low, low + width).tolist() == expected
 
 
 failing = st.one_of(values, st.just(math.nan))

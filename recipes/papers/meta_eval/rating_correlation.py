@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from ctrlreward.functional.bootstrap import Estimate, check_options, draw_clusters, row_weights
+from ctrlreward.functional.bootstrap import Estimate
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -191,6 +191,45 @@ def system_correlations(
     drawn = rowwise_correlations(drawn_x[present], drawn_y[present])
     reason = "no draw has rows of every system and varies on both sides"
     return _with_intervals(means_x, means_y, failed, drawn, confidence, reason)
+
+
+def check_options(confidence: float, resamples: int) -> None:
+    """Raise a ValueError unless 0 < confidence < 1 and resamples ≥ 1.
+
+    Examples:
+        >>> check_options(confidence=0.95, resamples=1000)
+    """
+    if not (0 < confidence < 1 and resamples > 0):
+        raise ValueError(
+            f"confidence must be between 0 and 1 and resamples 1 or more, got {confidence} and "
+            f"{resamples}"
+        )
+
+
+def draw_clusters(clusters: int, resamples: int, seed: int) -> Ints:
+    """Return how often each draw contains each cluster, shape (resamples, clusters).
+
+    Examples:
+        >>> draw_clusters(3, resamples=4, seed=0).sum(axis=1)
+        array([3, 3, 3, 3])
+    """
+    chances = np.full(clusters, 1 / clusters)
+    return np.random.default_rng(seed).multinomial(clusters, chances, size=resamples)
+
+
+def row_weights(draws: Ints, members: Ints) -> Iterator[Floats]:
+    """Yield how often each draw contains each row, in blocks of shape (draws of the block, n).
+
+    `draws` is how often a draw contains a cluster, shape (draws, clusters), and `members` has the
+    cluster of each row, shape (n,).
+
+    Examples:
+        >>> next(row_weights(draws=np.array([[2, 0]]), members=np.array([0, 1, 0])))
+        array([[2., 0., 2.]])
+    """
+    size = max(1, _PIECE // len(members))
+    for start in range(0, len(draws), size):
+        yield draws[start : start + size, members].astype(np.float64)
 
 
 def _paired(scores: npt.ArrayLike, ratings: npt.ArrayLike) -> tuple[Floats, Floats]:

@@ -106,7 +106,7 @@ def test_pieces_give_the_result_of_the_whole(monkeypatch: pytest.MonkeyPatch) ->
     x, y = random.normal(size=(2, 50)).round(1)
     clusters = random.integers(0, 12, size=50).tolist()
     whole = sample_correlations(x, y, clusters, resamples=30)
-    monkeypatch.setattr("ctrlreward.functional.bootstrap._PIECE", 700)
+    monkeypatch.setattr("ctrlreward.recipes.papers.meta_eval.rating_correlation._PIECE", 700)
     assert sample_correlations(x, y, clusters, resamples=30) == whole
 
 
