@@ -163,9 +163,9 @@ class HeldOutScorer:
         """
         reasons: dict[str, Sequence[str]] = {}
         if scores is None:
-            found = score(self.scored, samples)
-            scores = found.warned()
-            reasons = {key: found.reasons[key] for key in self.components if key in found.reasons}
+            result = score(self.scored, samples)
+            scores = result.warned()
+            reasons = {key: result.reasons[key] for key in self.components if key in result.reasons}
         shown = {key: scores[key] for key in self.components}
         if path is not None:
             write_scored_samples(path, samples, shown, reasons=reasons)
@@ -184,13 +184,13 @@ class HeldOutScorer:
         by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
         return HeldOutScores(shown, reasons, named, by_prompt)
 
-    def metrics(self, found: HeldOutScores) -> dict[str, float]:
+    def metrics(self, scores: HeldOutScores) -> dict[str, float]:
         """Return the metrics of `score_samples`, and keep the scores by prompt.
 
         They are the mean scores, the fail rate and the scores of the corpus, by `<name>/<score>`.
         """
-        self.by_prompt = found.by_prompt
-        return found.metrics
+        self.by_prompt = scores.by_prompt
+        return scores.metrics
 
     def _corpus_values(
         self, scores: Mapping[str, Scores]
@@ -250,7 +250,7 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
     for key in scores:
         if key in (FAIL_RATE, TABLE, SCORED_STEP) or key.startswith(f"{CORPUS}/"):
             raise ValueError(f"scores has the key {key!r}, which is logged anyway. Rename it.")
-    return {key: as_component(f"scores[{key!r}]", given) for key, given in scores.items()}
+    return {key: as_component(f"scores[{key!r}]", value) for key, value in scores.items()}
 
 
 def prompts_digest(samples: Samples, repeats: int = 1) -> str:

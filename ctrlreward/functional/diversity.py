@@ -57,11 +57,11 @@ def distinct_by_group(
     values = {}
     for group, sequences in members.items():
         # One set per group is small enough for the processor's cache.
-        seen: set[tuple[int, ...]] = set()
+        grams: set[tuple[int, ...]] = set()
         for sequence in sequences:
-            seen.update(_grams(sequence, n))
+            grams.update(_grams(sequence, n))
         tokens = sum(map(len, sequences))
-        values[group] = len(seen) / tokens if tokens else float("nan")
+        values[group] = len(grams) / tokens if tokens else float("nan")
     return values
 
 

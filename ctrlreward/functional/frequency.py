@@ -18,8 +18,8 @@ def inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArray[np
         array([2.303, 1.151, 0.   ])
     """
     counts = np.asarray(counts, dtype=np.float64)
-    seen = counts > 0
-    return np.where(seen, np.log1p(sentences) / np.where(seen, counts, 1.0), 0.0)
+    occurs = counts > 0
+    return np.where(occurs, np.log1p(sentences) / np.where(occurs, counts, 1.0), 0.0)
 
 
 def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArray[np.float64]:
@@ -33,5 +33,5 @@ def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArra
         array([2.303, 0.693, 0.   ])
     """
     counts = np.asarray(counts, dtype=np.float64)
-    seen = counts > 0
-    return np.where(seen, np.log1p(sentences) - np.log(np.where(seen, counts, 1.0)), 0.0)
+    occurs = counts > 0
+    return np.where(occurs, np.log1p(sentences) - np.log(np.where(occurs, counts, 1.0)), 0.0)

@@ -114,8 +114,8 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
             self._begin(state, {})  # some scorers may begin later
             self.decider.load(before)
             if self.saves and not state.is_hyper_param_search:  # whose folder is not known yet
-                path_of, seen = partial(self.path_of, args, state), self.rule.seen(self.state)
-                on_disk = on_rank_zero(lambda: [step for step in seen if path_of(step)])
+                path_of, steps = partial(self.path_of, args, state), self.rule.steps(self.state)
+                on_disk = on_rank_zero(lambda: [step for step in steps if path_of(step)])
                 self.decider.state = self.rule.available(self.state, on_disk)
             self._had_stopped = self.resume()
             control.should_training_stop |= self._had_stopped

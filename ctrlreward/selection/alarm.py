@@ -163,10 +163,10 @@ class AlarmRule:
     @property
     def modes(self) -> dict[str, HeldOutMode]:
         """Mode of each held-out metric."""
-        return {key: mode or "max" for key, mode in self._given.items()}
+        return {key: mode or "max" for key, mode in self._directions.items()}
 
     @property
-    def _given(self) -> dict[str, HeldOutMode | None]:
+    def _directions(self) -> dict[str, HeldOutMode | None]:
         if isinstance(self.held_out, Mapping):
             return dict(self.held_out)
         keys = [self.held_out] if isinstance(self.held_out, str) else self.held_out
@@ -176,7 +176,7 @@ class AlarmRule:
         """Return the rule with the directions that the scorers of a run declare."""
         modes: dict[str, HeldOutMode] = {
             key: "drift" if mode == "drift" else mode_of(key, mode, "held_out_mode")
-            for key, mode in self._given.items()
+            for key, mode in self._directions.items()
         }
         proxy_mode = mode_of(self.proxy, self.proxy_mode, "proxy_mode")
         return replace(self, held_out=modes, proxy_mode=proxy_mode)
@@ -253,12 +253,12 @@ class AlarmRule:
         # Without scores by prompt, its mean decides.
         if not before.has_prompts_of(now, key):
             return 0.0 if sign * now.metrics[key] > sign * before.metrics[key] else 1.0
-        first, second = (sign * np.array(each.evidence[key]) for each in (before, now))
+        first, second = (sign * np.array(side.evidence[key]) for side in (before, now))
         return rise_p_value(first, second)
 
     def _decline(self, reference: Validation, now: Validation, key: str) -> float:
         """Return the p-value of a decline of a held-out metric by more than its margin."""
-        before, after = (np.array(each.evidence[key]) for each in (reference, now))
+        before, after = (np.array(side.evidence[key]) for side in (reference, now))
         margin = self.margin.get(key) if isinstance(self.margin, Mapping) else self.margin
         if margin is None:
             valid = before[np.isfinite(before)]

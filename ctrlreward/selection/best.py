@@ -187,7 +187,7 @@ class BestRule:
         sign = sign_of(self.mode)
         return min(state.kept, key=lambda step: sign * state.kept[step], default=None)
 
-    def seen(self, state: BestState) -> list[int]:
+    def steps(self, state: BestState) -> list[int]:
         """Return the steps of the candidates so far."""
         return list(state.candidates)
 
@@ -199,7 +199,7 @@ class BestRule:
         lost = state.kept.keys() - {*steps}
         if not lost:
             return state
-        left = {step: each for step, each in state.candidates.items() if step not in lost}
+        left = {step: v for step, v in state.candidates.items() if step not in lost}
         kept: Mapping[int, float] = {}
         for step in sorted(left.keys() & {*steps}):
             kept, _ = self._keep(kept, step, left[step].metrics[self.monitor])
@@ -278,7 +278,7 @@ class BestRule:
         # First of equals, so that a new score has to be better than an older one.
         scores = {step: score, **rivals}
         sign = sign_of(self.mode)
-        worst_first = sorted(scores, key=lambda each: sign * scores[each])
+        worst_first = sorted(scores, key=lambda other: sign * scores[other])
         gone = worst_first[: 0 if self.top_k == -1 else max(0, len(scores) - self.top_k)]
         return {s: v for s, v in {**rivals, step: score}.items() if s not in gone}, gone
 

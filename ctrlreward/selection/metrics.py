@@ -67,9 +67,11 @@ class Validation(State):
     ) -> Validation:
         """Return the values of some keys, with their evidence where there is any."""
         names = list(keys)
-        given = evidence or {}
-        values = {key: tuple(map(float, given[key])) for key in names if key in given}
-        known = {key: digest for key in values if (digest := getattr(given[key], "prompts", ""))}
+        by_prompt = evidence or {}
+        values = {key: tuple(map(float, by_prompt[key])) for key in names if key in by_prompt}
+        known = {
+            key: digest for key in values if (digest := getattr(by_prompt[key], "prompts", ""))
+        }
         return cls(step, {key: read(metrics, key) for key in names}, values, known)
 
     def has_prompts_of(self, other: Validation, key: str) -> bool:
@@ -77,7 +79,7 @@ class Validation(State):
         before, after = self.evidence.get(key), other.evidence.get(key)
         if before is None or after is None or len(before) != len(after):
             return False
-        return len({each.prompts[key] for each in (self, other) if key in each.prompts}) < 2
+        return len({side.prompts[key] for side in (self, other) if key in side.prompts}) < 2
 
     def differs(self, other: Validation, key: str, level: float) -> PairedDifference | None:
         """Return other - self with its interval; None without evidence of the same prompts."""

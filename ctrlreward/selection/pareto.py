@@ -125,7 +125,7 @@ class ParetoRule:
         new = ParetoState(kept, {**state.pruned, **pruned})
         return new, KeepDecision(step in kept, dropped, reason)
 
-    def seen(self, state: ParetoState) -> list[int]:
+    def steps(self, state: ParetoState) -> list[int]:
         """Return the steps of the checkpoints judged so far."""
         return sorted({*state.kept, *state.pruned})
 
