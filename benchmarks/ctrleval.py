@@ -28,8 +28,8 @@ from transformers import AutoTokenizer, PegasusConfig, PegasusForConditionalGene
 
 from ctrlreward import Samples
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Patterns
-from ctrlreward.models.tokenization import read_strings, start_token
+from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Patterns, as_pieces
+from ctrlreward.models.tokenization import characters, read_strings, start_token
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers import CTRLEval
 from ctrlreward.scorers.task import Task
@@ -165,8 +165,11 @@ def recorded_strings(lm: CausalLM, work: Work) -> list[str]:
 
     def record(tasks: Sequence[Continuation | Patterns]) -> list:
         for task in tasks:
-            asked = lm._orders.of(task)[0] if isinstance(task, Patterns) else [task]
-            recorded.extend("".join((*c.context, *t)) for c in asked for t in c.targets)
+            asked = lm._orders.of(task) if isinstance(task, Patterns) else [(task, ())]
+            for (context, targets, _), _ in asked:
+                for read, scored in targets:
+                    pieces = (*context, *as_pieces(read), *as_pieces(scored))
+                    recorded.append(characters(lm.tokenizer, pieces))
         return original(tasks)
 
     lm.answer = record

@@ -65,7 +65,8 @@ from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity
 from ctrlreward.engine import batching, output_layer
 from ctrlreward.files import write_whole
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.tasks import Blank, Patterns
+from ctrlreward.models.tasks import Blank, Patterns, as_pieces
+from ctrlreward.models.tokenization import characters
 
 Row = dict[str, Any]
 Cases = Iterator[tuple[str, Callable[[], Row]]]  # a part: names, and what makes their rows
@@ -750,8 +751,12 @@ def against_a_plain_loop(kit: Kit, name: str) -> Row:
 def plain_rows(model: Any, blanks: Sequence[Blank]) -> list[tuple[str, str]]:
     """Return what the model reads before each filling, or the masked text, and the filling."""
     if isinstance(model, CausalLM):
-        asked, _ = model._orders.of(Patterns(tuple(blanks)))
-        return [("".join(c.context) + given, t) for c in asked for given, t in c.targets]
+        asked = model._orders.of(Patterns(tuple(blanks)))
+        return [
+            (characters(model.tokenizer, (*c.context, *as_pieces(read))), str(filling))
+            for c, _ in asked
+            for read, filling in c.targets
+        ]
     return [
         ("".join((*blank.left, "<mask_1>", *blank.right)), word)
         for blank in blanks

@@ -9,13 +9,13 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Hashable, Sequence
+from functools import cached_property, lru_cache, partial
+from itertools import accumulate, chain
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
@@ -27,17 +27,26 @@ from ctrlreward.engine.output_layer import (
     states_and_output,
     token_log_probs,
 )
-from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
+from ctrlreward.models.control_tokens import Piece, Pieces, control_of, written_pieces
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.tasks import TEXT_SLOT, Blank, Continuation, Patterns, TokenScores
+from ctrlreward.models.tasks import (
+    TEXT_SLOT,
+    Blank,
+    Continuation,
+    Patterns,
+    Target,
+    TokenScores,
+    as_pieces,
+)
 from ctrlreward.models.tokenization import (
-    NOTHING,
     Integers,
-    Pieces,
-    Reading,
-    first_word,
-    glued,
-    read_strings,
+    Scored,
+    chunked,
+    meets_apart,
+    read_chunks,
+    read_scored,
+    reads_apart,
+    spans,
     start_token,
     warn_truncated,
 )
@@ -49,9 +58,7 @@ log = logging.getLogger(__name__)
 _MAX_TREE = 512
 # Of targets that are long themselves, which share less, where a pass is large: a row is then about
 # as long as a text, and fits into one pass with other rows.
-_MAX_FREE_TREE = 192
-
-_Strings: TypeAlias = tuple[tuple[str, str], ...]
+_MAX_LONG_TREE, _LONG = 192, 16
 
 
 class CausalLM(FrozenModel):
@@ -64,8 +71,7 @@ class CausalLM(FrozenModel):
         self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
         check_output_layer(self.model)
         self._reach = _tree_depth(self.model)
-        self._max_free = _MAX_FREE_TREE if self.batch_tokens > 2**12 else _MAX_TREE
-        self._fixed = lru_cache(maxsize=64)(self._build_fixed)
+        self._apart = reads_apart(self.tokenizer)
 
     @cached_property
     def _orders(self) -> BlankOrders:
@@ -89,187 +95,197 @@ class CausalLM(FrozenModel):
         self, tasks: Sequence[Continuation | Patterns], lengths: list[int]
     ) -> list[TokenScores]:
         """Answer tasks; add the length of each continuation to `lengths`."""
-        # Targets by their contexts, each with its place. Texts that begin a document share only its
-        # start token.
-        groups: dict[tuple[Pieces, bool, _Strings], dict[tuple[str, str], int]] = {}
-        free, wanted = set(), []
+        counts = []
+        groups: dict[Hashable, _Group] = {}
+        first = 0
         for task in tasks:
-            own, sorting = self._orders.of(task) if isinstance(task, Patterns) else ([task], None)
-            found = []
-            for each in (continuation for continuation in own if continuation.targets):
-                key = each.context, each.chat, () if each.context else each.targets
-                places = groups.setdefault(key, {})
-                found.append((key, [places.setdefault(t, len(places)) for t in each.targets]))
-                if not each.fixed:
-                    free.add(key)
-            wanted.append((found, sorting))
-        merged = [
-            Continuation(key[0], tuple(places), fixed=key not in free, chat=key[1])
-            for key, places in groups.items()
-        ]
-        encoded = self._encode(merged, lengths)
-        scored, first = {}, 0
-        for (key, places), (_, order) in zip(groups.items(), encoded, strict=True):
-            count = len(places)
-            scored[key] = first + (np.arange(count) if order is None else np.argsort(order))
-            first += count
-        targets = []
-        for found, sorting in wanted:
-            row = np.concatenate([NOTHING, *(scored[key][places] for key, places in found)])
-            targets.append(row if sorting is None else row[list(sorting)])
-        scores = self._read([row for rows, _ in encoded for row in rows])
-        return scores.reordered(np.concatenate(targets)).split([len(each) for each in targets])
+            asked = self._orders.of(task) if isinstance(task, Patterns) else [_in_order(task)]
+            for (context, targets, chat), places in asked:
+                # Texts that begin a document share only its start token.
+                key = context, chat, () if context else targets
+                group = groups.setdefault(key, _Group(context, chat, [], []))
+                group.targets.extend(targets)
+                group.places.extend(first + place for place in places)
+            counts.append(sum(len(targets) for (_, targets, _), _ in asked))
+            first += counts[-1]
+        forests = self._encode([*groups.values()], lengths)
+        sizes = np.zeros(first, np.int64)
+        for group, forest in zip(groups.values(), forests, strict=True):
+            sizes[group.places] = forest.sizes
+        starts = np.cumsum(sizes) - sizes
+        tokens = np.empty(sizes.sum(), np.int64)
+        rows: list[Row] = []
+        for group, forest in zip(groups.values(), forests, strict=True):
+            slots = spans(starts[group.places], forest.sizes)
+            tokens[slots] = forest.tokens
+            scoring = [row for row in forest.rows if row.places.size]
+            rows += [row._replace(places=slots[row.places]) for row in scoring]
+        return TokenScores(tokens, self._log_probs(rows, tokens), sizes).split(counts)
 
-    def _read(self, rows: Sequence[Row]) -> TokenScores:
-        """Return the scores of the targets of all rows, one row after the other."""
-        tokens = np.concatenate([NOTHING, *(row.tokens for row in rows)])
-        ends = np.cumsum([0, *(len(row.tokens) for row in rows)])
+    def _log_probs(self, rows: Sequence[Row], tokens: Integers) -> npt.NDArray[np.float64]:
+        """Return the log-probability of each of the tokens, which rows predict at their places."""
         # One array: small ones between the forward passes would fragment the heap.
         log_probs = np.full(len(tokens), np.nan)
+        run_batched(
+            [len(row.ids) for row in rows],
+            self.batch_tokens,
+            partial(self._read, rows, tokens, log_probs),
+            f"{self.name}: {len(rows)} rows",
+            self.padding,
+        )
+        return log_probs
 
-        def read(batch: list[int], as_inputs: Callable[..., dict[str, Tensor]]) -> None:
-            chosen = [rows[i] for i in batch]
-            hidden, _ = states_and_output(self.model, **as_inputs(self.model, chosen))
+    def _read(
+        self,
+        rows: Sequence[Row],
+        tokens: Integers,
+        log_probs: npt.NDArray[np.float64],
+        batch: list[int],
+    ) -> list[None]:
+        """Read some rows in one pass, or in two if only some of them can be trees."""
+        for is_deep, as_inputs in ((False, tree_inputs), (True, padded_inputs)):
+            part = [rows[i] for i in batch if (rows[i].depth >= self._reach) is is_deep]
+            if not part:
+                continue
+            hidden, _ = states_and_output(self.model, **as_inputs(self.model, part))
             width = hidden.shape[1]
-            states = [row.predicting + place * width for place, row in enumerate(chosen)]
-            places = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in batch])
+            states = np.concatenate([row.predicting + k * width for k, row in enumerate(part)])
+            places = np.concatenate([row.places for row in part])
             values = token_log_probs(
                 self.model,
                 hidden.flatten(0, 1),
-                torch.from_numpy(np.concatenate(states)),
+                torch.from_numpy(states),
                 torch.from_numpy(tokens[places]),
                 block=self.block,
             )
             log_probs[places] = values.cpu().numpy()
+        return [None] * len(batch)
 
-        def score(batch: list[int]) -> list[None]:
-            far = np.array([rows[i].depths.max(initial=0) >= self._reach for i in batch])
-            for part, as_inputs in ((~far, tree_inputs), (far, padded_inputs)):
-                if part.any():
-                    read(np.array(batch)[part].tolist(), as_inputs)
-            return [None] * len(batch)
-
-        lengths = [len(row.ids) for row in rows]
-        description = f"{self.name}: {len(rows)} rows"
-        run_batched(lengths, self.batch_tokens, score, description, self.padding)
-        return TokenScores(tokens, log_probs, np.concatenate([NOTHING, *(r.sizes for r in rows)]))
-
-    def _encode(self, asked: Sequence[Continuation], lengths: list[int]) -> list[_Encoded]:
-        """Return the rows of each continuation, piece by piece where that gives the same tokens."""
-        fixed = {each.targets: self._fixed(each.targets) for each in asked if each.fixed}
-        free = {t: None for each in asked if not each.fixed for t in each.targets if t[0]}
-        starts = dict(zip(free, self._targets([*free]).starts, strict=True))
-        begins = [
-            fixed[each.targets].begins if each.fixed else ["".join(t) for t in each.targets]
-            for each in asked
-        ]
-        strings: list[str] = []
-        meetings = []
-        for each, own in zip(asked, begins, strict=True):
-            strings += (*each.context, *own)
-            ends = [(each.context[-1], begin) for begin in own if each.context]
-            meetings.append([*pairwise(each.context), *ends])
-        pairs = (pair for meeting in meetings for pair in meeting)
-        reading = Reading(self.tokenizer, strings, pairs)
+    def _encode(self, groups: Sequence[_Group], lengths: list[int]) -> list[Forest]:
+        """Return the rows of each group's targets after its context."""
+        contexts: list[list[Pieces]] = []
+        numbers: dict[_Targets, int] = {}  # of different targets
+        of_group: list[int] = []
+        for group in groups:
+            context, targets = chunked(group.context, self._apart), tuple(group.targets)
+            tail: Pieces = ()
+            if context and not (self._apart and _follow_apart(context[-1][-1], targets)):
+                tail = context[-1] if group.chat else context.pop()
+            contexts.append(context)
+            of_group.append(numbers.setdefault(_Targets(targets, tail, group.chat), len(numbers)))
+        sequences = self._sequences([*numbers])
+        chunks = [*dict.fromkeys(chain.from_iterable(contexts))]
+        ids = dict(zip(chunks, read_chunks(self.tokenizer, chunks), strict=True))
+        forests: dict[int, Forest] = {}
         encoded = []
-        for each, own, meeting in zip(asked, begins, meetings, strict=True):
-            start = NOTHING if each.chat else self._start
-            before = np.concatenate([start, *(reading.ids[piece] for piece in each.context)])
-            if not reading.meeting.issuperset(meeting):
-                context = "".join(each.context)
-                before, targets = start, self._targets(each.targets, context)
-                if each.chat:
-                    before, targets = self._after_chat(context, each.targets, targets)
-            elif each.fixed:
-                targets = fixed[each.targets]
+        for group, context, number in zip(groups, contexts, of_group, strict=True):
+            own = sequences[number]
+            start = () if group.chat else self._start
+            before = np.array([*start, *chain(*map(ids.__getitem__, context))], np.int64)
+            longest = max((len(row) for row, _ in own), default=0)
+            read = len(before) + longest - 1  # the last token is never an input
+            if len(before) and read <= min(self._limit or read, self._reach):
+                if number not in forests:
+                    is_long = longest > _LONG and self.batch_tokens > 2**12
+                    forests[number] = trees(own, _MAX_LONG_TREE if is_long else _MAX_TREE)
+                rows = [row.after(before) for row in forests[number].rows]
+                encoded.append(forests[number]._replace(rows=rows))
+                lengths += [read] * len(own)
             else:
-                ids = [reading.ids[begin].tolist() for begin in own]
-                targets = _Targets(ids, [starts.get(target, 0) for target in each.targets])
-            encoded.append(self._rows(before, targets, lengths))
+                encoded.append(self._chains(before.tolist(), own, lengths))
         return encoded
 
-    def _targets(self, targets: Sequence[tuple[str, str]], context: str = "") -> _Targets:
-        """Return the tokens of targets, each read together with the string before it."""
-        read = read_strings(
-            self.tokenizer, [context + a + b for a, b in targets], return_offsets_mapping=True
-        )
-        given = [len(context) + len(begin) for begin, _ in targets]
-        starts = [
-            bisect_right(spans, most, key=lambda span: span[1])
-            for spans, most in zip(read["offset_mapping"], given, strict=True)
+    def _sequences(self, asked: Sequence[_Targets]) -> list[list[Scored]]:
+        """Return the ids of targets, and from which place each is scored."""
+        pairs = [
+            ((*tail, *as_pieces(read)), as_pieces(scored))
+            for targets, tail, _ in asked
+            for read, scored in targets
         ]
-        return _Targets(read["input_ids"], starts)
+        rows = iter(read_scored(self.tokenizer, pairs, self._apart))
+        sequences = [[next(rows) for _ in each.targets] for each in asked]
+        for place, each in enumerate(asked):
+            if each.chat and each.tail:
+                sequences[place] = self._after_chat(each, sequences[place])
+        return sequences
 
-    def _after_chat(
-        self, chat: str, targets: _Strings, joined: _Targets
-    ) -> tuple[Integers, _Targets]:
-        """Return the tokens of a chat, and of the targets after it, `joined` as one string with it.
+    def _after_chat(self, asked: _Targets, joined: Sequence[Scored]) -> list[Scored]:
+        """Return targets after the end of a chat, `joined` as one string with it.
 
         A token that would reach from the chat into a target is two: the chat is what it is before
         the model answers.
         """
-        (ids,) = read_strings(self.tokenizer, [chat])["input_ids"]
-        count, alone = len(ids), self._targets(targets)
-        kept = [row[:count] == ids for row in joined.ids]
-        rows = [
-            both[count:] if same else own
-            for both, own, same in zip(joined.ids, alone.ids, kept, strict=True)
+        (end,) = read_chunks(self.tokenizer, [asked.tail])
+        (apart,) = self._sequences([asked._replace(tail=())])
+        count = len(end)
+        return [
+            (ids[count:], max(0, start - count)) if ids[:count] == end else alone
+            for (ids, start), alone in zip(joined, apart, strict=True)
         ]
-        starts = [
-            max(0, both - count) if same else own
-            for both, own, same in zip(joined.starts, alone.starts, kept, strict=True)
-        ]
-        return np.array(ids, np.int64), _Targets(rows, starts)
 
-    def _build_fixed(self, targets: _Strings) -> _Targets:
-        """Return targets that follow many contexts, with their trees."""
-        ids, starts, *_ = self._targets(targets)
-        strings = ["".join(target) for target in targets]
-        words = [first_word(string) for string in strings]
-        alone = Reading(self.tokenizer, words).ids
-        begin = all(
-            row[: len(alone[w])] == alone[w].tolist() for w, row in zip(words, ids, strict=True)
-        )
-        forest = trees(ids, starts, _MAX_TREE)
-        return _Targets(ids, starts, tuple(dict.fromkeys(words if begin else strings)), forest)
-
-    def _rows(self, before: Integers, targets: _Targets, lengths: list[int]) -> _Encoded:
-        """Return the rows of targets after some tokens, and the order of the targets in them."""
-        sequences, starts = targets.ids, targets.starts
-        if not targets.forest and len(sequences) > 1:
-            read = [ids[:start] for ids, start in zip(sequences, starts, strict=True)]
-            shared = shared_length(read)
-            before = np.concatenate([before, np.array(sequences[0][:shared], np.int64)])
-            sequences = [ids[shared:] for ids in sequences]
-            starts = [start - shared for start in starts]
-        longest = len(before) + max(map(len, sequences)) - 1
-        fits = longest <= min(self._limit or longest, self._reach)
-        if len(sequences) > 1 and len(before) and fits:
-            lengths += [longest] * len(sequences)
-            rows, order = targets.forest or trees(sequences, starts, self._max_free)
-            return [row.after(before) for row in rows], order
-        chains = []
-        for ids, start in zip(sequences, starts, strict=True):
+    def _chains(self, before: list[int], targets: Sequence[Scored], lengths: list[int]) -> Forest:
+        """Return a row for each different sequence, truncated to what the model reads."""
+        wholes = []
+        for ids, start in targets:
             # Without a start token, nothing predicts the first token: it is not scored.
-            whole = np.concatenate([before, np.array(ids, np.int64)])
-            start = max(1, len(before) + start)
-            lengths.append(len(whole) - 1)  # the last token is never an input
+            whole, begin = [*before, *ids], max(1, len(before) + start)
+            lengths.append(len(whole) - 1)
             if self._limit and lengths[-1] > self._limit:
-                dropped = min(lengths[-1] - self._limit, start - 1)
-                whole, start = whole[dropped : dropped + self._limit + 1], start - dropped
-            chains.append(chain(whole, start))
-        return chains, None
+                dropped = min(lengths[-1] - self._limit, begin - 1)
+                whole, begin = whole[dropped : dropped + self._limit + 1], begin - dropped
+            wholes.append((whole, begin))
+        return trees(wholes, 0)
+
+
+class _Group(NamedTuple):
+    """Targets that follow one context, and their places among all targets."""
+
+    context: Pieces
+    chat: bool
+    targets: list[Target]
+    places: list[int]
+
+
+class _Targets(NamedTuple):
+    """Targets, and the end of their context that they are read together with."""
+
+    targets: tuple[Target, ...]
+    tail: Pieces
+    chat: bool
+
+
+@lru_cache(maxsize=64)
+def _beginnings(targets: tuple[Target, ...]) -> frozenset[Piece]:
+    """Return the first characters, or control tokens, of targets."""
+    pieces = ((*as_pieces(read), *as_pieces(scored)) for read, scored in targets)
+    firsts = (next((piece for piece in each if piece != ""), None) for each in pieces)
+    return frozenset(p[0] if isinstance(p, str) else p for p in firsts if p is not None)
+
+
+def _follow_apart(last: Piece, targets: tuple[Target, ...]) -> bool:
+    return all(meets_apart(last, begin) for begin in _beginnings(targets))
+
+
+def _in_order(task: Continuation) -> tuple[Continuation, Sequence[int]]:
+    return task, range(len(task.targets))
 
 
 class Row(NamedTuple):
-    """Tokens that a model reads in one row, and the ones that it scores, target by target."""
+    """Tokens that a model reads in one row, and those that it scores.
+
+    The scored ones are in `places` among the scored tokens of all targets, one after the other.
+    """
 
     ids: Integers  # (nodes,)
     depths: Integers  # (nodes,), in the node's sequence
     ends: Integers  # (nodes,), index after the node's last descendant
     predicting: Integers  # (scored,), node that predicts the token
-    tokens: Integers  # (scored,)
-    sizes: Integers  # (targets,), number of scored tokens
+    places: Integers  # (scored,)
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node."""
+        return int(self.depths.max(initial=0))
 
     def after(self, chain: Integers) -> Row:
         """Return the tree after the tokens of a chain; a predicting node of -1 is its last."""
@@ -280,58 +296,45 @@ class Row(NamedTuple):
             np.concatenate([np.arange(length), self.depths + length]),
             np.concatenate([ends, self.ends + length]),
             self.predicting + length,
-            self.tokens,
-            self.sizes,
+            self.places,
         )
 
 
-def chain(ids: Integers, start: int) -> Row:
-    """Return the row of one sequence that is scored from `start`, 1 or more."""
-    nodes, scored = np.arange(len(ids) - 1), ids[start:]
-    ends = np.full(len(nodes), len(nodes))
-    return Row(ids[:-1], nodes, ends, nodes[start - 1 :], scored, np.array([len(scored)]))
+class Forest(NamedTuple):
+    """Rows that score some targets, and the scored tokens, target by target."""
+
+    rows: list[Row]
+    tokens: Integers  # (scored,)
+    sizes: Integers  # (targets,), number of scored tokens
 
 
-def shared_length(sequences: Sequence[list[int]]) -> int:
+def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the longest common prefix."""
-    first, last = min(sequences), max(sequences)
-    pairs = enumerate(zip(first, last, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(last)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-class _Targets(NamedTuple):
-    """Token ids of targets, the place from which each is scored, and for fixed ones their trees."""
+def trees(targets: Sequence[Scored], most: int) -> Forest:
+    """Return trees of at most `most` nodes, or of one sequence each.
 
-    ids: list[list[int]]
-    starts: list[int]
-    begins: tuple[str, ...] = ()
-    forest: tuple[list[Row], list[int]] | None = None
-
-
-# Rows, and the order of the targets in them, None if it is the given one.
-_Encoded: TypeAlias = tuple[list[Row], list[int] | None]
-
-
-def trees(
-    sequences: Sequence[list[int]], starts: Sequence[int], most: int
-) -> tuple[list[Row], list[int]]:
-    """Return trees of at most `most` nodes, or of one sequence, and their targets' order.
-
-    The first token of a sequence is predicted by node -1, its last one is not read.
+    A target is a sequence and the place from which it is scored. The first token of a sequence is
+    predicted by node -1, its last one is not read.
     """
-    order = sorted(range(len(sequences)), key=sequences.__getitem__)
-    tables: list[Any] = []  # rows of lists
+    sizes = [max(0, len(sequence) - start) for sequence, start in targets]
+    first = [*accumulate(sizes, initial=0)]
+    tables: list[Row] = []  # of lists
     path: list[int] = []  # nodes of the previous sequence
     previous: list[int] = []
-    for i in order:
-        sequence, start = sequences[i], starts[i]
+    for i in sorted(range(len(targets)), key=lambda i: targets[i][0]):
+        sequence, start = targets[i]
         read = sequence[:-1]
-        shared = shared_length([previous, read])
+        shared = shared_length(previous, read)
         size = len(tables[-1].ids) if tables else 0
-        if not tables or (size and size + len(read) - shared > most):
-            tables.append(Row._make([] for _ in Row._fields))
+        new = len(read) - shared
+        if not tables or (size and new and size + new > most):
+            tables.append(Row([], [], [], [], []))
             path, shared, size = [], 0, 0
-        ids, depths, ends, predicting, tokens, sizes = tables[-1]
+        ids, depths, ends, predicting, places = tables[-1]
         for node in path[shared:]:
             ends[node] = size
         path = [*path[:shared], *range(size, size + len(read) - shared)]
@@ -339,13 +342,13 @@ def trees(
         depths += range(shared, len(read))
         ends += [0] * (len(read) - shared)
         predicting += [-1, *path][start : len(sequence)]
-        tokens += sequence[start:]
-        sizes.append(len(sequence) - start)
+        places += range(first[i], first[i + 1])
         previous = read
-    rows = [Row._make(np.array(values, np.int64) for values in table) for table in tables]
+    rows = [Row(*(np.array(values, np.int64) for values in table)) for table in tables]
     for row in rows:
         row.ends[row.ends == 0] = len(row.ids)
-    return rows, order
+    tokens = [token for sequence, start in targets for token in sequence[start:]]
+    return Forest(rows, np.array(tokens, np.int64), np.array(sizes, np.int64))
 
 
 def padded_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:
@@ -381,8 +384,9 @@ def _tree_depth(model: PreTrainedModel) -> float:
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return 0
-    (branches,), _ = trees([[1, 1, 1, 1], [2, 2, 2, 2]], [0, 0], 6)
-    row, alone = branches.after(np.array([0])), chain(np.array([0, 2, 2, 2, 2]), 1)
+    ((branches,), *_) = trees([([1, 1, 1, 1], 0), ([2, 2, 2, 2], 0)], 6)
+    ((alone,), *_) = trees([([0, 2, 2, 2, 2], 1)], 0)
+    row = branches.after(np.array([0]))
     with torch.inference_mode():
         expected, _ = states_and_output(model, **padded_inputs(model, [alone]))
         try:
@@ -406,21 +410,31 @@ _MIDDLE_TOKENS = (
 
 
 class Order(NamedTuple):
-    """Strings around the text before a blank and the text after it, one of which comes first."""
+    """Pieces around the text before a blank and the text after it, one of which comes first."""
 
-    before: str
-    between: str
-    after: str
+    before: Pieces
+    between: Pieces
+    after: Pieces
     suffix_first: bool
 
     def pieces(self, left: Pieces, right: Pieces) -> Pieces:
         """Return the context of a filling."""
         first, second = (right, left) if self.suffix_first else (left, right)
-        return (self.before, *first, self.between, *second, self.after)
+        return (*self.before, *first, *self.between, *second, *self.after)
 
 
 # As in the suffix-prefix-middle order of fill-in-the-middle training.
-_SUFFIX_FIRST = Order("", "\n\n", "", suffix_first=True)
+_SUFFIX_FIRST = Order((), ("\n\n",), (), suffix_first=True)
+
+
+class _Prompt(NamedTuple):
+    """What comes before and after a text in prompts about it, and the places of their targets."""
+
+    before: Pieces
+    is_first: bool  # whether the text begins the part of the pattern it is in, or ends it
+    is_last: bool
+    targets: tuple[Target, ...]
+    places: tuple[int, ...]
 
 
 class BlankOrders:
@@ -437,17 +451,21 @@ class BlankOrders:
         self._prompt = _chat_order(tokenizer) or self._infix
         self._prompts = lru_cache(maxsize=16)(self._about)
 
-    def of(self, task: Patterns) -> tuple[list[Continuation], tuple[int, ...] | None]:
-        """Return continuations, and the place of each target among theirs, None if in order."""
+    def of(self, task: Patterns) -> list[tuple[Continuation, Sequence[int]]]:
+        """Return continuations, each with the places of its targets among the task's."""
+        asked: list[tuple[Continuation, Sequence[int]]] = []
         if not task.text:
-            return [self._continuation(blank) for blank in task.blanks], None
-        found = []
-        prompts, places = self._prompts(task.blanks)
-        for before, strips, targets in prompts:
-            text = task.text.lstrip() if strips[0] else task.text
-            text = text.rstrip() if strips[1] else text
-            found.append(Continuation((before, text) if before else (text,), targets, fixed=True))
-        return found, places
+            first = 0
+            for blank in task.blanks:
+                asked.append((self._continuation(blank), range(first, first + len(blank.targets))))
+                first += len(blank.targets)
+            return asked
+        for prompt in self._prompts(task.blanks):
+            text = task.text.lstrip() if prompt.is_first else task.text
+            text = text.rstrip() if prompt.is_last else text
+            continuation = Continuation((*prompt.before, text), prompt.targets)
+            asked.append((continuation, prompt.places))
+        return asked
 
     def _continuation(self, blank: Blank) -> Continuation:
         """Return the continuation of a blank without a text slot."""
@@ -457,35 +475,31 @@ class BlankOrders:
         if closing:  # which the first piece starts with
             right = (right[0][len(closing) :], *right[1:])
         left, right = _stripped(blank.left), _stripped(right)
-        context, given = glued(order.pieces(left, right) if right else left)
+        context = order.pieces(left, right) if right else left
         fillings = (_filling(blank, target, bool(left)) + closing for target in blank.targets)
-        return Continuation(tuple(context), tuple((given, filling) for filling in fillings))
+        return Continuation(context, tuple(("", filling) for filling in fillings))
 
-    def _about(
-        self, blanks: tuple[Blank, ...]
-    ) -> tuple[
-        list[tuple[str, tuple[bool, bool], tuple[tuple[str, str], ...]]], tuple[int, ...] | None
-    ]:
-        """Return the prompts about a text by what stands before it, and their targets' places."""
-        groups: dict[tuple[str, tuple[bool, bool]], list[tuple[int, tuple[str, str]]]] = {}
-        count = 0
+    def _about(self, blanks: tuple[Blank, ...]) -> list[_Prompt]:
+        """Return prompts about a text, one for all that have the same before it."""
+        groups: dict[tuple[Pieces, bool, bool], tuple[list[Target], list[int]]] = {}
+        place = 0
         for blank in blanks:
             closing = blank.closing or ""
             left = "".join(blank.left).strip()
             right = "".join(blank.right)[len(closing) :].strip()
             order = self._infix if blank.closing is None else self._prompt
-            context = "".join(order.pieces((left,), (right,))) if right else left
-            before, _, after = context.partition(TEXT_SLOT)
+            context = order.pieces((left,), (right,)) if right else (left,)
             part = left if TEXT_SLOT in left else right
-            strips = part.startswith(TEXT_SLOT), part.endswith(TEXT_SLOT)
-            group = groups.setdefault((before, strips), [])
+            slot = context.index(part)
+            begin, _, end = part.partition(TEXT_SLOT)
+            before = tuple(piece for piece in (*context[:slot], begin) if piece != "")
+            after = tuple(piece for piece in (end, *context[slot + 1 :]) if piece != "")
+            targets, places = groups.setdefault((before, not begin, not end), ([], []))
             for target in blank.targets:
-                group.append((count, (after, _filling(blank, target, bool(left)) + closing)))
-                count += 1
-        prompts = [(*key, tuple(target for _, target in each)) for key, each in groups.items()]
-        found = [place for each in groups.values() for place, _ in each]
-        places = tuple(sorted(range(count), key=found.__getitem__))
-        return prompts, None if places == tuple(range(count)) else places
+                targets.append((after, _filling(blank, target, bool(left)) + closing))
+                places.append(place)
+                place += 1
+        return [_Prompt(*key, tuple(ts), tuple(places)) for key, (ts, places) in groups.items()]
 
 
 def _filling(blank: Blank, target: str, follows: bool) -> str:
@@ -495,7 +509,7 @@ def _filling(blank: Blank, target: str, follows: bool) -> str:
     return (" " if follows else "") + target.strip()
 
 
-def _stripped(pieces: Pieces) -> Pieces:
+def _stripped(pieces: tuple[str, ...]) -> tuple[str, ...]:
     """Return pieces without white space around the whole."""
     kept = list(pieces)
     while kept and not kept[0].strip():
@@ -510,11 +524,11 @@ def _stripped(pieces: Pieces) -> Pieces:
 
 def _infix_order(tokenizer: PreTrainedTokenizerBase) -> Order | None:
     """Return the fill-in-the-middle order, or None if the vocabulary lacks its tokens."""
-    control = control_tokens(tokenizer)
+    control = control_of(tokenizer).ids
     for tokens in _MIDDLE_TOKENS:
         if all(token in control for token in tokens):
-            prefix, suffix, middle = (mark(control[token]) for token in tokens)
-            return Order(prefix, f"{suffix} ", middle, suffix_first=False)
+            prefix, suffix, middle = (control[token] for token in tokens)
+            return Order((prefix,), (suffix, " "), (middle,), suffix_first=False)
     return None
 
 
@@ -528,12 +542,13 @@ def _chat_order(tokenizer: PreTrainedTokenizerBase) -> Order | None:
     slot = "{right}"
     earlier = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
     later = [*earlier, {"role": "user", "content": slot}]
+    render = partial(tokenizer.apply_chat_template, tokenize=False)
     try:
-        begun = rendered_chat(tokenizer, earlier, {}, add_generation_prompt=False)
-        whole = rendered_chat(tokenizer, later, {}, add_generation_prompt=True)
+        begun = str(render(earlier))
+        whole = str(render(later, add_generation_prompt=True))
     except (TemplateError, ValueError) as error:
         begun, whole = "", f"({error})"
-    start = "".join(map(mark, start_token(tokenizer)))
+    start = "".join(map(control_of(tokenizer).names.__getitem__, start_token(tokenizer)))
     # The start token is added to every text anyway.
     turn = whole.removeprefix(begun).removeprefix(start)
     before, separator, after = turn.partition(slot)
@@ -543,4 +558,5 @@ def _chat_order(tokenizer: PreTrainedTokenizerBase) -> Order | None:
             f"separate turn: {whole}"
         )
         return None
-    return Order(before, after, "", suffix_first=True)
+    written = partial(written_pieces, tokenizer)
+    return Order(written(before), written(after), (), suffix_first=True)

@@ -1,7 +1,7 @@
-"""Control tokens: texts never contain them, and ours are written by marks.
+"""Control tokens: a text never contains one, and ours are ids among the pieces of a string.
 
-`text_reader` spells `</s>` in a text with ordinary tokens. A control token of ours is its `mark`,
-which begins with a number that is drawn in each process.
+A tokenizer reads a string in pieces `(im_start, "user", im_end)`: ids are control tokens, and
+whatever is written in the strings is text, also `"</s>"`.
 
 A control token is an added token that the tokenizer declares special, or that looks like a turn or
 fill-in-the-middle token (`<|user|>`, `<fim_prefix>`). Other added tokens, such as `<think>`, are
@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import copy
 import re
-import secrets
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken, Regex, Tokenizer
@@ -24,18 +22,16 @@ from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerBase
 
+Piece: TypeAlias = str | int
+Pieces: TypeAlias = tuple[Piece, ...]
+"""A string, cut anywhere, with control tokens as ids."""
+
 _SHAPE = re.compile(r"<[|｜].+[|｜]>|<fim[-_]\w+>")
-
-# Private-use characters around a mark.
-_OPEN, _CLOSE = "\ue000", "\ue001"
-_DRAWN = secrets.token_hex(8)
-
-# A mark, and a control token of a message while the template is applied.
-_MARK = re.compile(f"{_OPEN}{_DRAWN}:\\d+{_CLOSE}")
-_HIDDEN = re.compile(f"{_OPEN}{_DRAWN}=(\\d+){_CLOSE}")
 
 # Texts around a control token, in which a tokenizer may read it in different ways.
 _AROUND = ("{}", "a{}b", "a {} b")
+
+_PRIVATE = range(0xE000, 0xF900)  # characters that no template writes
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
@@ -49,141 +45,155 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     return {**named, **added}
 
 
-def mark(token_id: int) -> str:
-    """Return the string that a `text_reader` reads as a control token, as an id for `real_ids`."""
-    return f"{_OPEN}{_DRAWN}:{token_id}{_CLOSE}"
+class Control(NamedTuple):
+    """Control tokens of a tokenizer.
 
-
-def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any:
-    """Return a tokenizer for these texts that reads marks as control tokens, and the rest as text.
-
-    It is the given tokenizer, unless a text has a character that a control token begins with.
+    Attributes:
+        ids: Id of each token.
+        names: Token of each id.
+        literal: Ids that no text has: of tokens longer than a character, without the unknown one.
+        pattern: Matches the tokens longer than a character.
     """
-    readers = _CACHE.get(tokenizer) or _build(tokenizer)
-    suspects, marked = [], False
-    for text in texts:
-        marked = marked or _OPEN in text
-        # A normalizer turns other characters ("＜") into ASCII.
-        characters = readers.first if text.isascii() else readers.first_or_similar
-        if any(character in text for character in characters):
-            suspects.append(text)
-    if marked and not tokenizer.is_fast:
-        raise ValueError(
-            f"the tokenizer of {tokenizer.name_or_path} is not a fast one, which a control token "
-            "between texts needs. Add a tokenizer.json to the model."
+
+    ids: Mapping[str, int]
+    names: Mapping[int, str]
+    literal: frozenset[int]
+    pattern: re.Pattern[str]
+
+
+_CONTROL: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[str, ...], Control]]
+_CONTROL = WeakKeyDictionary()
+
+
+def control_of(tokenizer: PreTrainedTokenizerBase) -> Control:
+    """Return the control tokens of a tokenizer, found once for the same special tokens."""
+    special = tuple(tokenizer.all_special_tokens)
+    known = _CONTROL.get(tokenizer)
+    if known is None or known[0] != special:  # a padding token may be set later
+        ids = control_tokens(tokenizer)
+        longest = sorted((token for token in ids if len(token) > 1), key=len, reverse=True)
+        # An ordinary character may be the unknown token; GPT-2's is its end.
+        unknown = None if tokenizer.unk_token == tokenizer.eos_token else tokenizer.unk_token_id
+        control = Control(
+            ids,
+            {token_id: token for token, token_id in ids.items()},
+            frozenset(ids[token] for token in longest) - {unknown},
+            re.compile("|".join(map(re.escape, longest)) or "(?!)"),
         )
-    for literal in readers.unspelled:
-        if any(literal in text for text in suspects):
-            raise ValueError(
-                f"{literal!r} is a control token of {tokenizer.name_or_path}, whose tokenizer "
-                "cannot read it as text. Remove it from the text."
-            )
-    return readers.reader if suspects or marked else tokenizer
+        known = _CONTROL[tokenizer] = (special, control)
+    return known[1]
 
 
-def real_ids(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
-    """Return ids of a `text_reader`, with control tokens in place of their marks."""
-    of_marks = (_CACHE.get(tokenizer) or _build(tokenizer)).of_marks
-    return [of_marks.get(token, token) for token in ids]
+def written_pieces(tokenizer: PreTrainedTokenizerBase, text: str) -> Pieces:
+    """Return a text of ours in pieces: what is written as a control token is one."""
+    control = control_of(tokenizer)
+    pieces: list[Piece] = []
+    start = 0
+    for found in control.pattern.finditer(text):
+        pieces += [text[start : found.start()], control.ids[found[0]]]
+        start = found.end()
+    return tuple(piece for piece in (*pieces, text[start:]) if piece != "")
 
 
-def marked(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """Return a text of ours with marks for the control tokens that are written in it."""
-    control, literals = _patterns(tokenizer)
-    return literals.sub(lambda found: mark(control[found[0]]), text)
-
-
-def rendered_chat(
+def chat_pieces(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, str]],
     variables: Mapping[str, Any],
     add_generation_prompt: bool,
-) -> str:
-    """Return a conversation by a chat template, with marks for the template's tokens alone."""
-    control, literals = _patterns(tokenizer)
+) -> Pieces:
+    """Return a conversation by a chat template; control tokens are those of the template alone.
 
-    def hidden(found: re.Match[str]) -> str:
-        return f"{_OPEN}{_DRAWN}={control[found[0]]}{_CLOSE}"
-
-    text = str(
-        tokenizer.apply_chat_template(
-            [{**turn, "content": literals.sub(hidden, turn["content"])} for turn in messages],
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            **variables,
-        )
+    A ValueError if the template changes a message in which a control token is written.
+    """
+    control = control_of(tokenizer)
+    render = partial(
+        tokenizer.apply_chat_template,
+        tokenize=False,
+        add_generation_prompt=add_generation_prompt,
+        **variables,
     )
-    text = literals.sub(lambda found: mark(control[found[0]]), text)
-    if _HIDDEN.search(text):
-        names = {token_id: token for token, token_id in control.items()}
-        text = _HIDDEN.sub(lambda found: names[int(found[1])], text)
-    rest = _MARK.sub("", text)
-    given = "".join(turn["content"] for turn in messages)
-    if any(part in rest and part not in given for part in (_OPEN, _DRAWN, _CLOSE)):
-        found = sorted({repr(match[0]) for match in literals.finditer(given)})
+    text = str(render([*messages]))
+    contents = "".join(turn["content"] for turn in messages)
+    written = sorted({found[0] for found in control.pattern.finditer(contents)})
+    if not written:
+        return written_pieces(tokenizer, text)
+    # What looks like a control token in a message is hidden from the search for the template's,
+    # by a character that is in no message.
+    quote = next(character for character in map(chr, _PRIVATE) if character not in contents)
+    turns = []
+    for turn in messages:
+        content = turn["content"]
+        for token in sorted(written, key=len, reverse=True):
+            content = content.replace(token, f"{quote}{control.ids[token]}{quote}")
+        turns.append({**turn, "content": content})
+    pieces: list[Piece] = []
+    for piece in written_pieces(tokenizer, str(render(turns))):
+        if isinstance(piece, str):
+            for token in written:
+                piece = piece.replace(f"{quote}{control.ids[token]}{quote}", token)
+        pieces.append(piece)
+    if "".join(p if isinstance(p, str) else control.names[p] for p in pieces) != text:
         raise ValueError(
             f"the chat template of {tokenizer.name_or_path} changes a message that has a control "
-            f"token. Remove {' and '.join(found)} from the message."
+            f"token. Remove {' and '.join(map(repr, written))} from the message."
         )
-    return text
+    return tuple(pieces)
 
 
-class _Readers(NamedTuple):
-    """A copy of a tokenizer that shares its vocabulary, and what decides between them."""
+class _Reader(NamedTuple):
+    """A copy of a tokenizer that reads no control token, and what decides between both."""
 
-    first: str
-    first_or_similar: str
-    reader: PreTrainedTokenizerBase
-    of_marks: Mapping[int, int]
-    unspelled: frozenset[str]
+    first: str  # characters that control tokens begin with
+    spelling: PreTrainedTokenizerBase
+    unspelled: frozenset[str]  # control tokens that the copy can't read as text
 
 
-_CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, _Readers] = WeakKeyDictionary()
-_PATTERNS: WeakKeyDictionary[
-    PreTrainedTokenizerBase, tuple[tuple[str, ...], Mapping[str, int], re.Pattern[str]]
-] = WeakKeyDictionary()
+_READERS: WeakKeyDictionary[PreTrainedTokenizerBase, _Reader] = WeakKeyDictionary()
 
 
-def _patterns(tokenizer: PreTrainedTokenizerBase) -> tuple[Mapping[str, int], re.Pattern[str]]:
-    """Return the control tokens, and a pattern of them, which takes longer than a short chat."""
-    special = tuple(tokenizer.all_special_tokens)
-    known = _PATTERNS.get(tokenizer)
-    if known is None or known[0] != special:  # a padding token may be set later
-        control = control_tokens(tokenizer)
-        longest = sorted((token for token in control if len(token) > 1), key=len, reverse=True)
-        literals = re.compile("|".join(map(re.escape, longest)) or "(?!)")
-        known = _PATTERNS[tokenizer] = (special, control, literals)
-    return known[1], known[2]
+def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any:
+    """Return a tokenizer for these texts, which reads what is written in them as text.
+
+    It is the given one, unless a text has a character that a control token begins with.
+    """
+    reader = _READERS.get(tokenizer) or _build(tokenizer)
+    normalizer = tokenizer.backend_tokenizer.normalizer if tokenizer.is_fast else None
+    suspects = []
+    for text in texts:
+        # A normalizer turns other characters ("＜") into ASCII.
+        plain = text if text.isascii() or normalizer is None else normalizer.normalize_str(text)
+        if any(character in plain for character in reader.first):
+            suspects.append(text)
+    for token in reader.unspelled:
+        if any(token in text for text in suspects):
+            raise ValueError(
+                f"{token!r} is a control token of {tokenizer.name_or_path}, whose tokenizer "
+                "cannot read it as text. Remove it from the text."
+            )
+    return reader.spelling if suspects else tokenizer
 
 
-def _build(tokenizer: PreTrainedTokenizerBase) -> _Readers:
-    control = control_tokens(tokenizer)
-    literals = {token: i for token, i in control.items() if len(token) > 1}
-    first = "".join(sorted({token[0] for token in literals}))
-    similar = "".join({first, *map(_similar, first)})
-    reader = _copy(tokenizer, control, None)
-    unspelled = _unspelled(reader, literals)
+def _build(tokenizer: PreTrainedTokenizerBase) -> _Reader:
+    control = control_of(tokenizer)
+    literals = [token for token in control.ids if len(token) > 1]
+    spelling = _copy(tokenizer, control, None)
+    unspelled = _unspelled(spelling, control, literals)
     if unspelled and tokenizer.is_fast:
-        reader = _copy(tokenizer, control, literals)
-        unspelled = _unspelled(reader, literals)
-    of_marks: dict[int, int] = {}
-    if tokenizer.is_fast:
-        backend: Tokenizer = reader._tokenizer
-        for token_id in control.values():
-            of_marks[cast(int, backend.token_to_id(mark(token_id)))] = token_id
-    readers = _Readers(first, similar, reader, of_marks, unspelled)
-    _CACHE[tokenizer] = readers
-    return readers
+        spelling = _copy(tokenizer, control, literals)
+        unspelled = _unspelled(spelling, control, literals)
+    first = "".join(sorted({token[0] for token in literals}))
+    reader = _READERS[tokenizer] = _Reader(first, spelling, unspelled)
+    return reader
 
 
 def _copy(
-    tokenizer: PreTrainedTokenizerBase, control: Mapping[str, int], broken: Iterable[str] | None
+    tokenizer: PreTrainedTokenizerBase, control: Control, broken: Iterable[str] | None
 ) -> Any:
-    """Copy a tokenizer to read marks and no control token, with `broken` strings in two pieces."""
-    reader: Any = copy.copy(tokenizer)
-    reader.split_special_tokens = True
+    """Copy a tokenizer to read control tokens as text, with `broken` strings in two pieces."""
+    spelling: Any = copy.copy(tokenizer)
+    spelling.split_special_tokens = True
     if not tokenizer.is_fast:
-        return reader
+        return spelling
     published: Tokenizer = tokenizer.backend_tokenizer
     backend = Tokenizer(published.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -194,41 +204,35 @@ def _copy(
         split = Split(Regex(_after_first(broken)), "merged_with_previous")
         own = backend.pre_tokenizer
         backend.pre_tokenizer = split if own is None else PreTokenizers([own, split])
-    added = dict(sorted(published.get_added_tokens_decoder().items()))
-    backend.add_tokens(
-        [_as(token, token.content, token.content in control) for token in added.values()]
-    )
-    backend.add_tokens(
-        [_as(added.get(i, AddedToken(token)), mark(i), False) for token, i in control.items()]
-    )
+    for _, token in sorted(published.get_added_tokens_decoder().items()):
+        # Special tokens are not looked for in a text.
+        is_control = token.content in control.ids
+        backend.add_tokens(
+            [
+                AddedToken(
+                    token.content,
+                    single_word=token.single_word and is_control,
+                    lstrip=token.lstrip,
+                    rstrip=token.rstrip,
+                    normalized=token.normalized and is_control,
+                    special=is_control,
+                )
+            ]
+        )
     backend.encode_special_tokens = True
-    reader._tokenizer = backend
-    return reader
+    spelling._tokenizer = backend
+    return spelling
 
 
-def _as(token: AddedToken, content: str, special: bool) -> AddedToken:
-    """Return an added token with another content, which is special or not."""
-    return AddedToken(
-        content,
-        single_word=token.single_word and special,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        normalized=token.normalized and special,
-        special=special,
-    )
-
-
-def _unspelled(reader: Any, literals: Mapping[str, int]) -> frozenset[str]:
+def _unspelled(spelling: Any, control: Control, literals: Sequence[str]) -> frozenset[str]:
     """Return the control tokens that a tokenizer reads as such in some text."""
     if not literals:
         return frozenset()
-    # An ordinary character may be the unknown token as well.
-    control = {*literals.values()} - {reader.unk_token_id}
     texts = [form.format(token) for token in literals for form in _AROUND]
-    rows = reader(texts, add_special_tokens=False, verbose=False).input_ids
-    wrong = [k for k, ids in enumerate(rows) if not control.isdisjoint(ids)]
-    tokens = [*literals]
-    return frozenset(tokens[k // len(_AROUND)] for k in wrong)
+    ids = {control.ids[token] for token in literals} - {spelling.unk_token_id}
+    rows = spelling(texts, add_special_tokens=False, verbose=False).input_ids
+    wrong = [k for k, row in enumerate(rows) if not ids.isdisjoint(row)]
+    return frozenset(literals[k // len(_AROUND)] for k in wrong)
 
 
 def _after_first(literals: Iterable[str]) -> str:
@@ -239,10 +243,3 @@ def _after_first(literals: Iterable[str]) -> str:
     return "|".join(
         f"{re.escape(first)}(?={'|'.join(map(re.escape, rest))})" for first, rest in rests.items()
     )
-
-
-@lru_cache
-def _similar(character: str) -> str:
-    """Return the characters that compatibility decomposition turns into a given one and marks."""
-    similar = (chr(i) for i in range(0x80, 0x10000) if not 0xD800 <= i < 0xE000)
-    return "".join(c for c in similar if character in unicodedata.normalize("NFKD", c))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from string import Formatter
 from typing import Literal, NamedTuple, TypeAlias
@@ -11,8 +10,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.models.control_tokens import mark, marked, real_ids, rendered_chat, text_reader
-from ctrlreward.models.tokenization import Ids, read_rows, warn_truncated
+from ctrlreward.models.control_tokens import Pieces, chat_pieces, written_pieces
+from ctrlreward.models.tokenization import Ids, read_chunks, special_ids, warn_truncated
 from ctrlreward.samples import parse_conversation
 from ctrlreward.text.chats import plain_text, prompt_text
 
@@ -58,22 +57,24 @@ def needs_prompts(template: str | None) -> bool:
 
 def _rendered(
     tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], template: str, model: str
-) -> list[str]:
-    """Return the texts that a model reads, with marks for the control tokens of the template."""
+) -> list[Pieces]:
+    """Return what a model reads; control tokens are those of the template."""
     if template == CHAT:
         return _chats(tokenizer, answers, model)
     if template == PLAIN:
         # As TRL's `RewardTrainer` makes them of strings.
         pattern, end = "{prompt}{completion}", _end(tokenizer)
     else:
-        pattern, end = template, ""
+        pattern, end = template, ()
     # Slots of a part follow its text.
-    parts = [(marked(tokenizer, text), slot) for text, slot, _, _ in Formatter().parse(pattern)]
-    texts = []
+    parts = [
+        (written_pieces(tokenizer, text), slot) for text, slot, _, _ in Formatter().parse(pattern)
+    ]
+    rendered = []
     for prompt, completion in answers:
         cells = {"prompt": prompt_text(prompt or ""), "completion": completion, None: ""}
-        texts.append("".join(text + cells[slot] for text, slot in parts) + end)
-    return texts
+        rendered.append((*(p for own, slot in parts for p in (*own, cells[slot])), *end))
+    return rendered
 
 
 def encode(
@@ -94,24 +95,27 @@ def encode(
     if template is None:
         chat = tokenizer.chat_template is not None
         template = CHAT if chat and all(each.prompt is not None for each in answers) else PLAIN
-    texts = _rendered(tokenizer, answers, template, model)
+    rows = read_chunks(tokenizer, _rendered(tokenizer, answers, template, model))
+    # A chat template writes the special tokens itself.
+    before, after = ((), ()) if template == CHAT else special_ids(tokenizer)
+    most = limit - len(before) - len(after)
     cut_at: str = side or tokenizer.truncation_side
-    reader = copy.copy(text_reader(tokenizer, texts))
-    reader.truncation_side = cut_at
-    special = template != CHAT  # which writes the special tokens itself
-    rows, lengths = read_rows(reader, texts, limit, add_special_tokens=special)
+    lengths = [len(row) + limit - most for row in rows]
     warn_truncated("texts", lengths, limit, _DROPPED[cut_at])
-    return [tuple(real_ids(tokenizer, ids)) for ids in rows]
+    kept = [row[max(0, len(row) - most) :] if cut_at == "left" else row[:most] for row in rows]
+    return [(*before, *row, *after) for row in kept]
 
 
-def _chats(tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], model: str) -> list[str]:
+def _chats(
+    tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], model: str
+) -> list[Pieces]:
     """Return conversations that end with the completed answer, by the tokenizer's chat template."""
     if tokenizer.chat_template is None:
         raise ValueError(
             f"template = 'chat', but the tokenizer of model = {model!r} has no chat template. Use "
             "template='plain', or a text with {prompt} and {completion}."
         )
-    texts = []
+    chats = []
     for prompt, completion in answers:
         messages = parse_conversation(prompt or "") or [{"role": "user", "content": prompt or ""}]
         turns = [{**turn, "content": plain_text([turn])} for turn in messages]
@@ -119,18 +123,18 @@ def _chats(tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], model:
             completion = turns.pop()["content"] + completion
         turns.append({"role": "assistant", "content": completion})
         try:
-            texts.append(rendered_chat(tokenizer, turns, {}, add_generation_prompt=False))
+            chats.append(chat_pieces(tokenizer, turns, {}, add_generation_prompt=False))
         except TemplateError as error:
             roles = ", ".join(str(turn["role"]) for turn in turns)
             raise ValueError(
                 f"the chat template of model = {model!r} refuses a conversation of {roles}: {error}"
             ) from error
-    return texts
+    return chats
 
 
-def _end(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the mark of the end token; "" without one, or if the tokenizer adds special tokens."""
+def _end(tokenizer: PreTrainedTokenizerBase) -> Pieces:
+    """Return the end token; nothing without one, or if the tokenizer adds special tokens."""
     ids = tokenizer("a", verbose=False).input_ids
     if tokenizer.eos_token_id is None or ids[-1] in tokenizer.all_special_ids:
-        return ""
-    return mark(tokenizer.eos_token_id)
+        return ()
+    return (tokenizer.eos_token_id,)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
-from itertools import groupby, pairwise
+from functools import cached_property, lru_cache, partial
+from itertools import chain, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -22,17 +22,19 @@ from ctrlreward.engine.output_layer import (
 )
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.control_tokens import control_tokens, mark
+from ctrlreward.models.control_tokens import Pieces, control_tokens
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
+from ctrlreward.models.tasks import Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import (
     NOTHING,
     Integers,
-    Pieces,
-    Reading,
+    chunked,
     encode_texts,
-    glued,
+    read_chunks,
     read_strings,
+    reads_apart,
+    spans,
+    special_ids,
     warn_truncated,
 )
 from ctrlreward.weights.loading import load_config
@@ -111,9 +113,10 @@ class Seq2SeqInfiller(FrozenModel):
                 f"of {', '.join(_MASKS)}, or a decoder-only model."
             )
         self._mask = control_tokens(self.tokenizer).get(_MASKS[self._family], _NO_MASK)
-        self._ids = lru_cache(maxsize=256)(self._read_target)  # words that all texts share
+        self._apart = reads_apart(self.tokenizer)
+        # Words that all texts share.
+        self._fillings = lru_cache(maxsize=256)(self._read_fillings)
         self._layout = lru_cache(maxsize=256)(_layout)
-        self._about = lru_cache(maxsize=16)(self._cut_at_slot)
         # Positions of the decoder; T5 does not have a limit.
         self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
@@ -137,9 +140,14 @@ class Seq2SeqInfiller(FrozenModel):
                 f"the tokenizer of model = {self.name!r} has no mask token for blanks. Use the "
                 "tokenizer that the model was pretrained with."
             )
-        asked = [each for task in tasks for each in self._asked(task)]
-        sources = self._encode([pieces for pieces, _ in asked])
-        fillings = [group for _, group in asked]
+        # The text may be part of what the decoder is given.
+        blanks = [blank.about(task.text) for task in tasks for blank in task.blanks]
+        sources = self._encode([(*blank.left, self._mask, *blank.right) for blank in blanks])
+        is_bart = self._family == "bart"
+        fillings = [
+            self._fillings(blank.left if is_bart else (), blank.targets, blank.ends, blank.joined)
+            for blank in blanks
+        ]
         lengths += [len(ids) for ids in sources]
         read += [len(filling.read) for group in fillings for filling in group]
         if self.decoder_limit and max(read, default=0) > self.decoder_limit:
@@ -149,70 +157,46 @@ class Seq2SeqInfiller(FrozenModel):
         scores = self.fill([self._around_mask(ids) for ids in sources], fillings)
         return scores.split([sum(len(blank.targets) for blank in task.blanks) for task in tasks])
 
-    def _asked(self, task: Patterns) -> list[tuple[Pieces, tuple[Filling, ...]]]:
-        """Return the masked pattern and the fillings of each blank."""
-        if task.text and self._family != "bart":
-            return [
-                ((*before, slot.replace(TEXT_SLOT, task.text), *after), group)
-                for before, slot, after, group in self._about(task.blanks)
-            ]
-        # The text may be part of what the decoder is given.
-        blanks = [blank.about(task.text) if task.text else blank for blank in task.blanks]
-        return [(_masked(blank, mark(self._mask)), self._fillings(blank)) for blank in blanks]
+    def _read_fillings(
+        self, before: tuple[str, ...], targets: tuple[str, ...], ends: bool, joined: bool
+    ) -> tuple[Filling, ...]:
+        """Return the decoder sequence of each target, as the family was pretrained.
 
-    def _cut_at_slot(
-        self, blanks: tuple[Blank, ...]
-    ) -> list[tuple[Pieces, str, Pieces, tuple[Filling, ...]]]:
-        """Return masked patterns about a text, cut around the piece that has its slot."""
-        found = []
-        for blank in blanks:
-            pieces = _masked(blank, mark(self._mask))
-            slot = next(i for i, piece in enumerate(pieces) if TEXT_SLOT in piece)
-            parts = pieces[:slot], pieces[slot], pieces[slot + 1 :]
-            found.append((*parts, self._fillings(blank)))
-        return found
-
-    def _fillings(self, blank: Blank) -> tuple[Filling, ...]:
-        """Return the decoder sequence of each target, as the family was pretrained."""
+        `before` is the text before the blank, which BART's decoder is given.
+        """
         start = self.model.config.decoder_start_token_id
-        if self._family == "pegasus":  # the missing text, then the end token
-            end = (self.tokenizer.eos_token_id,) if blank.ends else ()
-            return tuple(Filling((start,), self._ids(target) + end) for target in blank.targets)
+        left = "".join(before).strip()
         given: Ids = (start, self._mask)
-        left = ""
-        if self._family == "bart":  # the whole text, which is given up to the blank
-            left = "".join(blank.left).strip()
-            given = (start, self.tokenizer.bos_token_id, *self._ids(left))
-            if left and blank.joined:  # with the space, if any, between both
-                return tuple(Filling(given, self._ids(t.rstrip())) for t in blank.targets)
-        space = " " if left else ""
-        return tuple(Filling(given, self._ids(space + t.strip())) for t in blank.targets)
+        strings = [f"{' ' if left else ''}{target.strip()}" for target in targets]
+        end: Ids = ()
+        if self._family == "pegasus":  # the missing text, then the end token
+            given, strings = (start,), [*targets]
+            end = (self.tokenizer.eos_token_id,) if ends else ()
+        elif self._family == "bart":  # the whole text, which is given up to the blank
+            given = (start, self.tokenizer.bos_token_id, *self._read_string(left))
+            if left and joined:  # with the space, if any, between both
+                strings = [target.rstrip() for target in targets]
+        rows = read_strings(self.tokenizer, strings)["input_ids"]
+        return tuple(Filling(given, (*row, *end)) for row in rows)
 
-    def _read_target(self, text: str) -> Ids:
-        return tuple(read_strings(self.tokenizer, [text])["input_ids"][0])
+    def _read_string(self, text: str) -> list[int]:
+        ids: list[int] = read_strings(self.tokenizer, [text])["input_ids"][0]
+        return ids
 
     def _encode(self, rows: Sequence[Pieces]) -> list[Integers]:
         """Return the ids of strings in pieces, with special tokens."""
-        strings = dict.fromkeys(piece for row in rows for piece in row)
-        reading = Reading(self.tokenizer, strings, (pair for row in rows for pair in pairwise(row)))
-        apart = ["".join(row) for row in rows if not reading.meeting.issuperset(pairwise(row))]
-        whole = Reading(self.tokenizer, apart).ids
+        cuts = [chunked(row, self._apart) for row in rows]
+        chunks = [*dict.fromkeys(chain.from_iterable(cuts))]
+        ids = dict(zip(chunks, read_chunks(self.tokenizer, chunks), strict=True))
         before, after = self._special
-        found = []
-        for row in rows:
-            string = "".join(row)
-            parts = [whole[string]] if string in whole else [reading.ids[piece] for piece in row]
-            found.append(np.concatenate([before, *parts, after]))
-        return found
+        return [
+            np.array([*before, *chain(*map(ids.__getitem__, cut)), *after], np.int64)
+            for cut in cuts
+        ]
 
     @cached_property
-    def _special(self) -> tuple[Integers, Integers]:
-        """Special tokens before and after a text."""
-        (alone,) = read_strings(self.tokenizer, ["a"])["input_ids"]
-        whole = self.tokenizer("a").input_ids
-        start = next(i for i in range(len(whole)) if whole[i : i + len(alone)] == alone)
-        parts = whole[:start], whole[start + len(alone) :]
-        return np.array(parts[0], np.int64), np.array(parts[1], np.int64)
+    def _special(self) -> tuple[Ids, Ids]:
+        return special_ids(self.tokenizer)
 
     def _around_mask(self, ids: Integers) -> Integers:
         """Truncate a masked text around its mask to the model's context."""
@@ -226,103 +210,108 @@ class Seq2SeqInfiller(FrozenModel):
         self, sources: Sequence[Integers], fillings: Sequence[tuple[Filling, ...]]
     ) -> TokenScores:
         """Score the fillings of all masked texts, in order; equal texts are encoded once."""
-        keys = [source.tobytes() for source in sources]
-        wanted: dict[bytes, tuple[Filling, ...]] = {}
-        for key, group in zip(keys, fillings, strict=True):
-            known = wanted.setdefault(key, group)
-            if known is not group and known != group:
-                wanted[key] = tuple(dict.fromkeys((*known, *group)))
-        distinct = dict(zip(keys, sources, strict=True))
-        groups = [(distinct[key], self._layout(group)) for key, group in wanted.items()]
-        ends = np.cumsum([len(layout.tokens) for _, layout in groups])
-        most = max(_STATES_PER_CALL, self.batch_tokens)
-        log_probs = [np.zeros(0)]
-        for _, run in groupby(range(len(groups)), lambda i: ends[i] // most):
-            log_probs.append(self._score([groups[i] for i in run]))
-        scores = TokenScores(
-            np.concatenate([NOTHING, *(layout.tokens for _, layout in groups)]),
-            np.concatenate(log_probs),
-            np.concatenate([NOTHING, *(layout.sizes for _, layout in groups)]),
+        asked = [*zip((source.tobytes() for source in sources), fillings, strict=True)]
+        distinct: dict[bytes, _Source] = {}
+        for (key, group), source in zip(asked, sources, strict=True):
+            distinct.setdefault(key, _Source(source, {})).layouts[group] = self._layout(group)
+        ends = np.cumsum(
+            [sum(len(each.tokens) for each in s.layouts.values()) for s in distinct.values()]
         )
-        first = dict(zip(wanted, np.cumsum([0, *map(len, wanted.values())]), strict=False))
-        order = [NOTHING]
-        for key, group in zip(keys, fillings, strict=True):
-            known = wanted[key]
-            places = range(len(known)) if known == group else map(known.index, group)
-            order.append(first[key] + np.array([*places], np.int64))
-        return scores.reordered(np.concatenate(order))
+        most = max(_STATES_PER_CALL, self.batch_tokens)
+        keys = [(key, group) for key, source in distinct.items() for group in source.layouts]
+        log_probs: list[npt.NDArray[np.float64]] = []
+        scored = [*distinct.values()]
+        for _, run in groupby(range(len(scored)), lambda i: ends[i] // most):
+            log_probs += self._score([scored[i] for i in run])
+        found = dict(zip(keys, log_probs, strict=True))
+        layouts = [distinct[key].layouts[group] for key, group in asked]
+        return TokenScores(
+            np.concatenate([NOTHING, *(layout.tokens for layout in layouts)]),
+            np.concatenate([np.zeros(0), *(found[each] for each in asked)]),
+            np.concatenate([NOTHING, *(layout.sizes for layout in layouts)]),
+        )
 
-    def _score(self, groups: list[tuple[Integers, _Layout]]) -> npt.NDArray[np.float64]:
-        """Return the log-probabilities of the scored tokens, by one call of the output layer."""
-        first = np.cumsum([0, *(layout.states for _, layout in groups)])
+    def _score(self, sources: Sequence[_Source]) -> list[npt.NDArray[np.float64]]:
+        """Return the log-probabilities of each layout, by one call of the output layer."""
+        layouts = [layout for source in sources for layout in source.layouts.values()]
+        first = np.cumsum([0, *(layout.states for layout in layouts)])
+        owners = np.repeat(np.arange(len(sources)), [len(source.layouts) for source in sources])
         # One allocation: small ones between the batches would fragment the heap.
         states = torch.empty(
             (int(first[-1]), self.model.config.d_model),
             dtype=self.model.dtype,
             device=self.model.device,
         )
-
-        def read(batch: list[int]) -> list[None]:
-            self._read([groups[k] for k in batch], first[np.array(batch)], states)
-            return [None] * len(batch)
-
-        lengths = [len(source) for source, _ in groups]
-        description = f"{self.name}: {len(groups)} blanks"
+        rows = [
+            _PlacedRow(row.read, row.unused, row.begin + int(start), int(owner))
+            for layout, start, owner in zip(layouts, first[:-1], owners, strict=True)
+            for row in layout.rows
+        ]
+        lengths = [len(source.ids) for source in sources]
+        description = f"{self.name}: {len(sources)} texts"
+        read = partial(self._read, sources, rows, states)
         run_batched(lengths, self.batch_tokens, read, description, self.padding)
-        predicting = [layout.predicting + k for (_, layout), k in zip(groups, first, strict=False)]
-        log_probs = token_log_probs(
+        predicting = [each.predicting + k for each, k in zip(layouts, first[:-1], strict=True)]
+        values = token_log_probs(
             self.model,
             states,
             torch.from_numpy(np.concatenate(predicting)),
-            torch.from_numpy(np.concatenate([layout.tokens for _, layout in groups])),
+            torch.from_numpy(np.concatenate([layout.tokens for layout in layouts])),
             block=self.block,
         )
-        return log_probs.cpu().double().numpy()
+        edges = np.cumsum([len(layout.tokens) for layout in layouts])[:-1]
+        return np.split(values.cpu().double().numpy(), edges)
 
     def _read(
-        self, groups: Sequence[tuple[Integers, _Layout]], first: Integers, states: Tensor
-    ) -> None:
-        """Run sources and their decoder rows; write the predicting states of each from `first`."""
+        self,
+        sources: Sequence[_Source],
+        rows: Sequence[_PlacedRow],
+        states: Tensor,
+        batch: list[int],
+    ) -> list[None]:
+        """Run some sources and their decoder rows; write the predicting states."""
         pad = self.declared_padding or 0
-        ids, mask = pad_rows([source for source, _ in groups], pad, self.model.device)
+        ids, mask = pad_rows([sources[i].ids for i in batch], pad, self.model.device)
         encoded = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
-        rows = [row for _, layout in groups for row in layout.rows]
-        owners = np.repeat(np.arange(len(groups)), [len(layout.rows) for _, layout in groups])
-        begins = np.array([row.begin for row in rows]) + first[owners]
-
-        def decode(batch: list[int]) -> list[None]:
-            chosen = [rows[i] for i in batch]
-            read, _ = pad_rows([row.read for row in chosen], pad, self.model.device)
-            source = torch.from_numpy(owners[batch]).to(self.model.device)
-            hidden, _ = states_and_output(
-                self.model,
-                encoder_outputs=BaseModelOutput(last_hidden_state=encoded[source]),
-                attention_mask=mask[source],
-                decoder_input_ids=read,
-            )
-            unused = np.array([row.unused for row in chosen])
-            sizes = np.array([len(row.read) for row in chosen]) - unused
-            steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            places = np.arange(len(chosen)) * read.shape[1] + unused, begins[batch]
-            both = np.stack([steps + np.repeat(place, sizes) for place in places])
-            taken, kept = torch.from_numpy(both).to(states.device)
-            states.index_copy_(0, kept, hidden.flatten(0, 1)[taken])
-            return [None] * len(batch)
-
+        place = {source: k for k, source in enumerate(batch)}
+        own = [row for row in rows if row.owner in place]
+        own = [row._replace(owner=place[row.owner]) for row in own]
         # A decoder row also takes the memory of its source's states, about half of what the encoder
         # takes for a token.
-        encoder = np.array([len(source) for source, _ in groups])
-        decoder = np.array([len(row.read) for row in rows])
-        lengths = (decoder + (encoder[owners] + 1) // 2).tolist()
+        lengths = [len(row.read) + (len(sources[batch[row.owner]].ids) + 1) // 2 for row in own]
+        decode = partial(self._decode, encoded, mask, own, states)
         run_batched(lengths, self.batch_tokens, decode, self.name, self.padding)
+        return [None] * len(batch)
 
-
-def _masked(blank: Blank, mask: str) -> Pieces:
-    """Return a pattern with a mask at its blank."""
-    left, space = glued(blank.left)
-    right, rest = glued(blank.right)
-    last = "".join(left[-1:]) + space
-    return tuple(piece for piece in (*left[:-1], last, mask, *right, rest) if piece)
+    def _decode(
+        self,
+        encoded: Tensor,
+        mask: Tensor,
+        rows: Sequence[_PlacedRow],
+        states: Tensor,
+        batch: list[int],
+    ) -> list[None]:
+        """Run some decoder rows after their encoded sources; write the predicting states."""
+        chosen = [rows[i] for i in batch]
+        read, _ = pad_rows(
+            [row.read for row in chosen], self.declared_padding or 0, self.model.device
+        )
+        owners = torch.tensor([row.owner for row in chosen], device=self.model.device)
+        hidden, _ = states_and_output(
+            self.model,
+            encoder_outputs=BaseModelOutput(last_hidden_state=encoded[owners]),
+            attention_mask=mask[owners],
+            decoder_input_ids=read,
+        )
+        unused = np.array([row.unused for row in chosen])
+        sizes = np.array([len(row.read) for row in chosen]) - unused
+        begins = np.array([row.begin for row in chosen])
+        width = read.shape[1]
+        starts = np.arange(len(chosen)) * width + unused, begins
+        both = np.stack([spans(start, sizes) for start in starts])
+        taken, kept = torch.from_numpy(both).to(states.device)
+        states.index_copy_(0, kept, hidden.flatten(0, 1)[taken])
+        return [None] * len(batch)
 
 
 class _DecoderRow(NamedTuple):
@@ -331,6 +320,22 @@ class _DecoderRow(NamedTuple):
     read: Ids
     unused: int
     begin: int
+
+
+class _PlacedRow(NamedTuple):
+    """A decoder row, its first state among all, and the place of its source."""
+
+    read: Ids
+    unused: int
+    begin: int
+    owner: int
+
+
+class _Source(NamedTuple):
+    """Input of the encoder, and the decoder rows of each group of fillings."""
+
+    ids: Integers
+    layouts: dict[tuple[Filling, ...], _Layout]
 
 
 class _Layout(NamedTuple):

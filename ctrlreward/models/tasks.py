@@ -2,51 +2,55 @@
 
 `Continuation(("The soup was",), (("", " cold."), ("", " hot.")))` asks a decoder-only model for the
 log-probabilities of " cold." and of " hot."; `Patterns((Blank(("The ",), (" was cold.",), ("soup",
-"staff")),))` asks any model that fills blanks for each candidate's. A piece of a string that
-several tasks share is tokenized once.
+"staff")),))` asks any model that fills blanks for each candidate's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.models.tokenization import Pieces
-from ctrlreward.samples import shortened
+from ctrlreward.models.control_tokens import Pieces
 
 TEXT_SLOT = "<gen_result>"
 """Piece of a pattern that stands for the text of the task."""
 
 
+Target: TypeAlias = tuple[str | Pieces, str | Pieces]
+"""What follows a context: a beginning that is only read, and the rest, which is scored."""
+
+
+def as_pieces(part: str | Pieces) -> Pieces:
+    """Return a string as one piece, and pieces unchanged."""
+    return (part,) if isinstance(part, str) else part
+
+
 class Continuation(NamedTuple):
     """A context, in pieces, and targets of which each follows it character for character.
 
-    A target is a beginning that is only read, and the rest, which is scored. `fixed` targets follow
-    many contexts. An empty context means that the targets begin a document. A context of a `chat`
-    is the whole of what its template writes: no start token comes before it, and its tokens are
-    those of the template alone.
+    An empty context means that the targets begin a document. A context of a `chat` is the whole of
+    what its template writes: no start token comes before it, and its tokens are those of the
+    template alone.
     """
 
     context: Pieces
-    targets: tuple[tuple[str, str], ...]
-    fixed: bool = False
+    targets: tuple[Target, ...]
     chat: bool = False
 
     @property
     def size(self) -> int:
-        """Number of characters that differ between tasks; a TypeError if a part is not a tuple."""
-        if not all(isinstance(part, tuple) for part in (self.context, self.targets, *self.targets)):
-            raise TypeError(
-                f"{shortened(self)} must have a tuple of texts and one of pairs (read, scored). "
-                "Write Continuation((prompt,), (('', text),))."
-            )
-        own = 0 if self.fixed else sum(len(a) + len(b) for a, b in self.targets)
-        return sum(map(len, self.context)) + own
+        """Number of characters; a control token counts as one."""
+        parts = (part for target in self.targets for part in target)
+        return sum(
+            len(piece) if isinstance(piece, str) else 1
+            for part in (self.context, *parts)
+            for piece in part
+        )
 
 
 class Blank(NamedTuple):
@@ -56,15 +60,17 @@ class Blank(NamedTuple):
     separates them from `left`. `closing` is the part of `right` that completes a prompt (`"."`).
     """
 
-    left: Pieces
-    right: Pieces
+    left: tuple[str, ...]
+    right: tuple[str, ...]
     targets: tuple[str, ...]
     ends: bool = False
     closing: str | None = None
     joined: bool = False
 
     def about(self, text: str) -> Blank:
-        """Return the blank with a text in place of `TEXT_SLOT`."""
+        """Return the blank with a text in place of `TEXT_SLOT`; unchanged for no text."""
+        if not text:
+            return self
         left, right = (
             tuple(text if piece == TEXT_SLOT else piece for piece in pieces)
             for pieces in (self.left, self.right)
@@ -117,14 +123,6 @@ class TokenScores(NamedTuple):
             TokenScores(self.ids[i:j], self.log_probs[i:j], self.sizes[k:n])
             for (i, j), (k, n) in spans
         ]
-
-    def reordered(self, order: npt.NDArray[np.int64]) -> TokenScores:
-        """Return the scores of the targets at some places, which may repeat."""
-        starts = (np.cumsum(self.sizes) - self.sizes)[order]
-        sizes = self.sizes[order]
-        shifts = starts - (np.cumsum(sizes) - sizes)
-        tokens = np.arange(sizes.sum()) + np.repeat(shifts, sizes)
-        return TokenScores(self.ids[tokens], self.log_probs[tokens], sizes)
 
 
 class Infiller(Protocol):

@@ -1,15 +1,16 @@
-"""Tokenization: token ids of texts, and of strings that are put together from pieces.
+"""Tokenization: token ids of texts, and of strings in pieces.
 
-A tokenizer reads a string in parts that begin at its spaces, so the ids of a string are mostly the
-ids of its pieces, one after the other. Where two pieces meet, the last word of one and the first
-word of the other are read together to see whether that holds; if not, the string is read whole.
+Pieces are read apart where that gives the same ids, which is found out once for each tokenizer:
+before a space, and around a control token. A piece that many strings share is then read once.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -17,14 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from ctrlreward.models.control_tokens import real_ids, text_reader
+from ctrlreward.models.control_tokens import Piece, Pieces, control_of, text_reader
 
 log = logging.getLogger(__name__)
 
 Ids = tuple[int, ...]
-
-Pieces: TypeAlias = tuple[str, ...]
-"""A string, cut anywhere."""
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 NOTHING: Integers = np.zeros(0, np.int64)
@@ -171,87 +169,174 @@ def before_space(prompt: str) -> str:
     return prompt.rstrip(" ") or prompt
 
 
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[Ids, Ids]:
+    """Return the special tokens that a tokenizer puts before and after a text."""
+    (alone,) = read_strings(tokenizer, ["a"])["input_ids"]
+    whole = tokenizer("a", verbose=False).input_ids
+    start = next(i for i in range(len(whole)) if whole[i : i + len(alone)] == alone)
+    return tuple(whole[:start]), tuple(whole[start + len(alone) :])
+
+
+def read_strings(tokenizer: PreTrainedTokenizerBase, strings: list[str], **options: Any) -> Any:
+    """Return `input_ids` of texts, without special tokens, and what a tokenizer's options add."""
+    if not strings:
+        return {"input_ids": [], "offset_mapping": []}
+    return _read(text_reader(tokenizer, strings), strings, options)
+
+
+def _read(reader: Any, strings: list[str], options: dict[str, Any]) -> Any:
+    return reader(
+        strings, add_special_tokens=False, return_attention_mask=False, verbose=False, **options
+    )
+
+
+# Chunks: pieces that a tokenizer reads together
+
+# A text before a cut, and after one.
+_LEFT = ("The", "naïve", "12", "soup.", "no!", "(b)", '"', "’s", "好", "☕", "</b>", "x_")
+_RIGHT = (" was", " Éé", " 12", " .", " (a", ' "', " 's", " 好", " ☕", "  two", " \nb")
 # A token that continues after a space, in the spellings of a space.
 _BEYOND_A_WORD = re.compile(r"[^ \u2581\u0120\s][ \u2581\u0120]")
 _APART: WeakKeyDictionary[PreTrainedTokenizerBase, bool] = WeakKeyDictionary()
 
 
-def read_strings(tokenizer: PreTrainedTokenizerBase, strings: list[str], **options: Any) -> Any:
-    """Return `input_ids` of strings, without special tokens, and what a tokenizer's options add."""
-    if not strings:
-        return {"input_ids": [], "offset_mapping": []}
-    reader = text_reader(tokenizer, strings)
-    read = reader(
-        strings, add_special_tokens=False, return_attention_mask=False, verbose=False, **options
-    )
-    if reader is not tokenizer:
-        read["input_ids"] = [real_ids(tokenizer, row) for row in read["input_ids"]]
-    return read
-
-
-class Reading:
-    """Token ids of strings, and of the strings of pairs, without special tokens.
-
-    Attributes:
-        ids: Ids of each string.
-        meeting: The pairs whose ids are the ids of both, one after the other.
-    """
-
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        strings: Iterable[str],
-        pairs: Iterable[tuple[str, str]] = (),
-    ) -> None:
-        pairs = pairs if _reads_words_apart(tokenizer) else ()
-        edges = {(a, b): (_last_word(a), first_word(b)) for a, b in dict.fromkeys(pairs)}
-        wanted = dict.fromkeys(strings)
-        for pair, (last, first) in edges.items():
-            wanted |= dict.fromkeys((*pair, last, first, last + first))
-        ids = dict(zip(wanted, read_strings(tokenizer, [*wanted])["input_ids"], strict=True))
-        self.meeting = {
-            (a, b)
-            for (a, b), (last, first) in edges.items()
-            if ids[last + first] == ids[last] + ids[first]
-            and ids[a][len(ids[a]) - len(ids[last]) :] == ids[last]
-            and ids[b][: len(ids[first])] == ids[first]
-        }
-        self.ids = {string: np.array(row, np.int64) for string, row in ids.items()}
-
-
-def _reads_words_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a tokenizer splits a string at its spaces, or no token continues after one."""
+def reads_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether cuts before a space and around control tokens do not change the ids."""
     if tokenizer not in _APART:
         splitter: Any = tokenizer.backend_tokenizer.pre_tokenizer if tokenizer.is_fast else None
-        _APART[tokenizer] = tokenizer.is_fast and (
-            (splitter is not None and len(splitter.pre_tokenize_str("ab cd")) > 1)
-            or not any(_BEYOND_A_WORD.search(token) for token in tokenizer.get_vocab())
-        )
+        splits = splitter is not None and len(splitter.pre_tokenize_str("ab cd")) > 1
+        words = splits or not any(map(_BEYOND_A_WORD.search, tokenizer.get_vocab()))
+        cuts: list[tuple[Pieces, Pieces]] = [((a,), (b,)) for a in _LEFT for b in _RIGHT]
+        for token_id in control_of(tokenizer).literal:
+            cuts += [(("soup.",), (token_id,)), ((token_id,), ("was",)), ((token_id,), (token_id,))]
+        chunks = [*dict.fromkeys(chunk for a, b in cuts for chunk in (a, b, a + b))]
+        ids = dict(zip(chunks, read_chunks(tokenizer, chunks), strict=True))
+        _APART[tokenizer] = words and all(ids[a] + ids[b] == ids[a + b] for a, b in cuts)
     return _APART[tokenizer]
 
 
-def glued(pieces: Iterable[str]) -> tuple[list[str], str]:
-    """Return a string cut before white space, and the space at its end.
-
-    `["It was. ", "", "So", " "]` is cut to `["It was.", " So"]` and `" "`.
-    """
-    cut, space = [], ""
+def chunked(pieces: Iterable[Piece], apart: bool) -> list[Pieces]:
+    """Return the chunks of a string, one for all without cuts (`reads_apart`)."""
+    chunks: list[list[Piece]] = []
     for piece in pieces:
-        joined = space + piece
-        kept = joined.rstrip()
-        space = joined[len(kept) :]
-        if kept:
-            cut.append(kept)
-    return cut, space
+        if piece == "":
+            continue
+        if chunks and not (apart and meets_apart(chunks[-1][-1], piece)):
+            chunks[-1].append(piece)
+        else:
+            chunks.append([piece])
+    return [*map(tuple, chunks)]
 
 
-def _last_word(text: str) -> str:
-    """Return the last word with the white space around it."""
-    parts = text.rsplit(None, 1)
-    return text[len(parts[0]) :] if len(parts) == 2 else text
+def meets_apart(left: Piece, right: Piece) -> bool:
+    """Return whether two pieces may be read apart: before a space, and around a control token.
+
+    A control token may take white space beside it.
+    """
+    if isinstance(left, int):
+        return isinstance(right, int) or not right[0].isspace()
+    return not left[-1].isspace() and (isinstance(right, int) or right[0] == " ")
 
 
-def first_word(text: str) -> str:
-    """Return the first word with the white space before it."""
-    parts = text.split(None, 1)
-    return text[: text.index(parts[0]) + len(parts[0])] if parts else text
+def read_chunks(tokenizer: PreTrainedTokenizerBase, chunks: Sequence[Pieces]) -> list[list[int]]:
+    """Return the ids of each chunk, as the tokenizer reads the whole of it.
+
+    If a text in it spells a control token, its pieces are read one by one.
+    """
+    return [ids for ids, _ in _readings(tokenizer, chunks, {})]
+
+
+def read_ends(
+    tokenizer: PreTrainedTokenizerBase, chunks: Sequence[Pieces]
+) -> list[tuple[list[int], list[int]]]:
+    """Return the ids of each chunk, and where each token ends in its characters (`characters`)."""
+    return _readings(tokenizer, chunks, {"return_offsets_mapping": True})
+
+
+def characters(tokenizer: PreTrainedTokenizerBase, pieces: Pieces) -> str:
+    """Return pieces as a string, with control tokens as they are written."""
+    names = control_of(tokenizer).names
+    return "".join(piece if isinstance(piece, str) else names[piece] for piece in pieces)
+
+
+def _readings(
+    tokenizer: PreTrainedTokenizerBase, chunks: Sequence[Pieces], options: dict[str, Any]
+) -> list[tuple[list[int], list[int]]]:
+    if not chunks:
+        return []
+    literal = control_of(tokenizer).literal
+    strings = [characters(tokenizer, chunk) for chunk in chunks]
+    encoded = _read(tokenizer, strings, options)
+    spans = encoded["offset_mapping"] if options else [()] * len(chunks)
+    readings = []
+    for chunk, ids, own in zip(chunks, encoded["input_ids"], spans, strict=True):
+        found = [] if literal.isdisjoint(ids) else [i for i in ids if i in literal]
+        if found != [piece for piece in chunk if piece in literal]:
+            readings.append(_one_by_one(tokenizer, chunk))
+        else:
+            readings.append((ids, [end for _, end in own]))
+    return readings
+
+
+Scored: TypeAlias = tuple[list[int], int]
+"""Token ids, and the place from which they are scored."""
+
+
+def read_scored(
+    tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[Pieces, Pieces]], apart: bool
+) -> list[Scored]:
+    """Return the ids of each pair, read as one string, and how many tokens end in the first part.
+
+    A token across the border belongs to the second part. See `chunked` for `apart`.
+    """
+    cuts = []
+    for first, second in pairs:
+        chunks, place = chunked((*first, *second), apart), 0
+        given = sum(piece != "" for piece in first)
+        while place < len(chunks) and given >= len(chunks[place]):
+            given -= len(chunks[place])
+            place += 1
+        cuts.append((chunks, place, given))
+    crossed = [*dict.fromkeys(chunks[place] for chunks, place, given in cuts if given)]
+    readings = dict(zip(crossed, read_ends(tokenizer, crossed), strict=True))
+    every = dict.fromkeys(chunk for chunks, *_ in cuts for chunk in chunks)
+    others = [chunk for chunk in every if chunk not in readings]
+    ids = dict(zip(others, read_chunks(tokenizer, others), strict=True))
+    ids |= {chunk: row for chunk, (row, _) in readings.items()}
+    scored = []
+    for chunks, place, given in cuts:
+        start = sum(len(ids[chunk]) for chunk in chunks[:place])
+        if given:
+            border = len(characters(tokenizer, chunks[place][:given]))
+            start += bisect_right(readings[chunks[place]][1], border)
+        scored.append(([*chain.from_iterable(ids[chunk] for chunk in chunks)], start))
+    return scored
+
+
+def spans(starts: Integers, sizes: Integers) -> Integers:
+    """Return the indices of spans of a given size each, one after the other."""
+    shifts = starts - (np.cumsum(sizes) - sizes)
+    return np.arange(sizes.sum()) + np.repeat(shifts, sizes)
+
+
+def _one_by_one(tokenizer: PreTrainedTokenizerBase, chunk: Pieces) -> tuple[list[int], list[int]]:
+    """Return ids and ends of a chunk; its texts are read apart from its control tokens."""
+    ids: list[int] = []
+    ends: list[int] = []
+    texts: list[str] = []
+    length = 0
+    for piece in (*chunk, None):
+        if isinstance(piece, str):
+            texts.append(piece)
+            continue
+        text = "".join(texts)
+        read = read_strings(tokenizer, [text], return_offsets_mapping=True)
+        ids += read["input_ids"][0]
+        ends += [length + end for _, end in read["offset_mapping"][0]]
+        length += len(text)
+        texts = []
+        if piece is not None:
+            ids.append(piece)
+            length += len(control_of(tokenizer).names[piece])
+            ends.append(length)
+    return ids, ends

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from jinja2 import TemplateError
 
 from ctrlreward.arguments import kind_of
-from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
+from ctrlreward.models.control_tokens import Pieces, chat_pieces
 from ctrlreward.samples import COLUMN_OF, Samples, shortened, table_of
 from ctrlreward.text.chats import prompt_messages
 
@@ -140,23 +140,22 @@ def _as_text(i: int, prompt: object) -> str:
 
 def model_texts(
     tokenizer: PreTrainedTokenizerBase, options: Generation, prompts: Sequence[Prompt]
-) -> list[str]:
-    """Return the texts that the model reads for some prompts.
+) -> list[Pieces]:
+    """Return the texts that the model reads for some prompts, in pieces.
 
     In a chat a string is one user message, after the system message if any; a conversation, also
-    one of `Samples`, may have its own system message. The template's start of an answer follows,
-    and its control tokens have marks (`rendered_chat`).
+    one of `Samples`, may have its own system message. The template's start of an answer follows.
     """
     if options.chat:
         return [_rendered(tokenizer, options, _messages(options, prompt)) for prompt in prompts]
-    texts = []
+    texts: list[Pieces] = []
     for i, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             raise ValueError(
                 f"prompts[{i}] = {shortened(prompt)} is a conversation. Set "
                 "generation=Generation(chat=True), with an instruction-tuned model."
             )
-        texts.append(prompt)
+        texts.append((prompt,))
     return texts
 
 
@@ -171,19 +170,24 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Generation, model: 
     try:
         _rendered(tokenizer, options, messages)
         answered = [*messages, {"role": "assistant", "content": _ANSWER}]
-        text = _rendered(tokenizer, options, answered, add_generation_prompt=False)
+        pieces = _rendered(tokenizer, options, answered, add_generation_prompt=False)
     except TemplateError as error:
         raise ValueError(
             f"the chat template of model = {model!r} refuses a conversation with "
             f"generation.system = {options.system!r}: {error}"
         ) from error
-    if (options.system or "").strip() not in text:
+    texts = [piece if isinstance(piece, str) else "" for piece in pieces]
+    if (options.system or "").strip() not in "".join(texts):
         raise ValueError(
             f"the chat template of model = {model!r} drops generation.system = "
             f"{options.system!r}. Leave it out, and put it into the prompts."
         )
-    after = text.rpartition(_ANSWER)[2].lstrip()
-    return [i for i in control_tokens(tokenizer).values() if after.startswith(mark(i))]
+    answer = max((k for k, text in enumerate(texts) if _ANSWER in text), default=None)
+    if answer is None:
+        return []
+    rest = texts[answer].rpartition(_ANSWER)[2], *pieces[answer + 1 :]
+    after = [piece for piece in rest if isinstance(piece, int) or piece.strip()]
+    return [piece for piece in after[:1] if isinstance(piece, int)]
 
 
 def check_beginnings(prompts: Samples) -> None:
@@ -209,6 +213,6 @@ def _rendered(
     options: Generation,
     messages: Conversation,
     add_generation_prompt: bool = True,
-) -> str:
+) -> Pieces:
     variables = options.chat_template_kwargs or {}
-    return rendered_chat(tokenizer, messages, variables, add_generation_prompt)
+    return chat_pieces(tokenizer, messages, variables, add_generation_prompt)

@@ -13,8 +13,9 @@ from transformers import GenerationConfig
 from ctrlreward.arguments import not_negative, positive
 from ctrlreward.engine.output_layer import states_and_output, token_log_probs
 from ctrlreward.functional.policy import completion_mask
-from ctrlreward.models.control_tokens import real_ids, text_reader
-from ctrlreward.models.tokenization import before_space
+from ctrlreward.models.control_tokens import Pieces
+from ctrlreward.models.tasks import as_pieces
+from ctrlreward.models.tokenization import before_space, read_chunks, special_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -112,7 +113,7 @@ class Rollout:
 def sample(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Pieces],
     options: Generation,
     temperature: float | None = None,
 ) -> Rollout:
@@ -120,7 +121,7 @@ def sample(
 
     `model` is a causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one, whose
     generation config has the end tokens and the decoder's start token, and no setting that changes
-    the distribution. Control tokens in prompts are text, except for those that have marks
+    the distribution. Control tokens in the texts of prompts are text
     (`prompts.model_texts`). The temperature 0 decodes greedily; None takes it from the options.
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
@@ -176,30 +177,29 @@ def _read_prompts(model: Any, ids: Tensor, attention: Tensor, rows: Tensor) -> d
 
 
 def encode_prompts(
-    model: Any, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], special_tokens: bool
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str | Pieces],
+    special_tokens: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return padded ids and attention of prompts, which may have marks of control tokens.
+    """Return padded ids and attention of prompts, texts or in pieces.
 
     `special_tokens` is False for a rendered chat. Else a causal model reads a prompt without the
     spaces at its end (`before_space`).
     """
     has_encoder = model.config.is_encoder_decoder
+    rows = [as_pieces(prompt) for prompt in prompts]
     if special_tokens and not has_encoder:
-        prompts = [before_space(prompt) for prompt in prompts]
-    reader = text_reader(tokenizer, prompts)
-    batch = reader(
-        prompts,
+        rows = [(before_space(str(prompt)),) for (prompt,) in rows]
+    ids = read_chunks(tokenizer, rows)
+    if special_tokens and has_encoder:
         # An end token after the prompt of a causal model would end the text.
-        add_special_tokens=special_tokens and has_encoder,
-        padding=True,
-        # BART counts positions from the left, padding included.
-        padding_side="right" if has_encoder else "left",
-    )
-    ids = batch.input_ids
-    if reader is not tokenizer:
-        ids = [real_ids(tokenizer, row) for row in ids]
-    attention = torch.tensor(batch.attention_mask, device=model.device)
-    return torch.tensor(ids, device=model.device), attention
+        before, after = special_ids(tokenizer)
+        ids = [[*before, *row, *after] for row in ids]
+    # BART counts positions from the left, padding included.
+    side = "right" if has_encoder else "left"
+    batch = tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
+    return batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
 
 
 def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:

@@ -13,7 +13,7 @@ from ctrlreward.arguments import kind_of, not_negative, positive
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.failures import Failures
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.control_tokens import rendered_chat
+from ctrlreward.models.control_tokens import chat_pieces
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec
@@ -178,13 +178,12 @@ class Judge(ModelScorer[CausalLM]):
         chat, questions = tokenizer.chat_template is not None, rubric.questions()
         tasks = []
         for prompt in prompts:
-            for name, context in contexts(rubric, prompt).items():
-                if chat:
-                    turn = {"role": "user", "content": context}
-                    context = rendered_chat(tokenizer, [turn], {}, add_generation_prompt=True)
-                space = "" if context[-1:].isspace() or chat else " "
+            for name, question in contexts(rubric, prompt).items():
+                turn = {"role": "user", "content": question}
+                context = chat_pieces(tokenizer, [turn], {}, True) if chat else (question,)
+                space = "" if question[-1:].isspace() or chat else " "
                 targets = tuple(("", f"{space}{answer}") for answer in questions[name])
-                tasks.append(Continuation((context,), targets, chat=chat))
+                tasks.append(Continuation(context, targets, chat=chat))
         with self.locked_model() as model:
             answered = iter([closed(answers) for answers in model.answer(tasks)])
         worths = {name: np.array([*answers.values()]) for name, answers in questions.items()}

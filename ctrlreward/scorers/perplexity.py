@@ -10,7 +10,6 @@ import numpy as np
 from ctrlreward.arguments import positive
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.control_tokens import mark
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples
@@ -94,18 +93,18 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
 
     def tasks(self, samples: Samples, names: Collection[str]) -> list[Continuation]:
         """Return each text as the beginning of a document."""
-        texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
-        if self.score_end:
-            end_token = self.loaded_model.tokenizer.eos_token_id
-            if end_token is None:
-                raise ValueError(
-                    f"score_end = True, but the tokenizer of {self.model!r} has no end token. "
-                    "Set score_end = False."
-                )
-            end = mark(end_token)
-            pairs = zip(texts, samples.texts, strict=True)
-            texts = [text + end if text == whole else text for text, whole in pairs]
-        return [Continuation((), (("", text),)) for text in texts]
+        tokenizer = self.loaded_model.tokenizer
+        texts = first_tokens(tokenizer, samples.texts, self.max_tokens)
+        if self.score_end and tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"score_end = True, but the tokenizer of {self.model!r} has no end token. "
+                "Set score_end = False."
+            )
+        end = (tokenizer.eos_token_id,) if self.score_end else ()
+        return [
+            Continuation((), (("", (text, *end) if text == whole else text),))
+            for text, whole in zip(texts, samples.texts, strict=True)
+        ]
 
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
-from ctrlreward.models.control_tokens import mark, text_reader
+from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, check_share, split_off
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 from ctrlreward.recipes.training_batches import EpochOrder, ResumableLoader
@@ -304,10 +305,11 @@ def evaluate(scorer: Perplexity, texts: Sequence[str]) -> dict[str, float]:
     tokenizer = scorer.loaded_model.tokenizer
     reader = text_reader(tokenizer, texts)
     ids = [token for row in reader(list(texts)).input_ids for token in row]
-    end = mark(tokenizer.eos_token_id)
+    with_ends = copy.copy(scorer)
+    with_ends.score_end = True
     return {
         "texts": len(texts),
         "perplexity": scorer.corpus(list(texts))["perplexity"],
-        "perplexity_with_ends": scorer.corpus([text + end for text in texts])["perplexity"],
+        "perplexity_with_ends": with_ends.corpus(list(texts))["perplexity"],
         "unknown_words": ids.count(tokenizer.unk_token_id) / len(ids),
     }

@@ -9,9 +9,9 @@ from asked_models import blank
 from transformers import AutoTokenizer
 
 from ctrlreward.models.causal import BlankOrders, CausalLM
-from ctrlreward.models.control_tokens import control_tokens, mark
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, load_infiller
-from ctrlreward.models.tasks import Blank, Patterns
+from ctrlreward.models.tasks import Blank, Patterns, as_pieces
+from ctrlreward.models.tokenization import characters
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
 from ctrlreward.scorers.task import Evaluator
 from ctrlreward.weights.loading import load_tokenizer
@@ -27,12 +27,13 @@ def plain(tiny_causal: Callable[..., str]) -> Any:
 
 
 def asked(tokenizer: Any, blanks: Sequence[Blank], text: str = "") -> list[tuple[str, str]]:
-    """Return context and target of each filling, with the names of control tokens for marks."""
-    continuations, places = BlankOrders(tokenizer).of(Patterns(tuple(blanks), text))
-    pairs = [("".join(c.context) + given, t) for c in continuations for given, t in c.targets]
-    for token, token_id in control_tokens(tokenizer).items():
-        pairs = [(c.replace(mark(token_id), token), t) for c, t in pairs]
-    return pairs if places is None else [pairs[place] for place in places]
+    """Return context and target of each filling, with the names of control tokens."""
+    pairs: dict[int, tuple[str, str]] = {}
+    for (context, targets, _), places in BlankOrders(tokenizer).of(Patterns(tuple(blanks), text)):
+        for (read, scored), place in zip(targets, places, strict=True):
+            before = characters(tokenizer, (*context, *as_pieces(read)))
+            pairs[place] = before, characters(tokenizer, as_pieces(scored))
+    return [pairs[place] for place in sorted(pairs)]
 
 
 @pytest.mark.parametrize(

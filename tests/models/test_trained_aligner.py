@@ -199,7 +199,7 @@ def test_more_outputs_are_no_regression(tmp_path: Path) -> None:
 def test_an_untrained_head_is_refused(tmp_path: Path, aligner: type) -> None:
     folder = save_word_bert(tmp_path, BertModel, {0: "LABEL_0"})
     assert "architectures" in json.loads((tmp_path / "config.json").read_text())
-    with pytest.raises(ValueError, match=r"no weights for classifier\.bias, classifier\.weight"):
+    with pytest.raises(ValueError, match=r"classifier\.bias"):
         aligner(folder)
 
 
