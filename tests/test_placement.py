@@ -12,6 +12,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from ctrlreward import Samples
 from ctrlreward.callbacks import GenerationScorer
+from ctrlreward.engine import accelerators
 from ctrlreward.placement import Worker, shared_device
 from ctrlreward.scorers import (
     Accuracy,
@@ -49,6 +50,36 @@ def test_a_scorer_on_one_of_several_devices_is_named(devices, kind, ids, ranks, 
     assert (said is not None) == refused
     if said is not None:
         assert f"'cuda:{max(ids) + 1}'" in said
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks", "current", "expected"),
+    [
+        (0, 1, 0, "cpu"),
+        (1, 1, 0, "cuda"),  # shared with training
+        (2, 1, 0, "cuda:1"),
+        (2, 1, 1, "cuda:0"),
+        (4, 1, 0, "cuda:3"),
+        (4, 3, 0, "cuda:3"),
+        (4, 4, 0, "cpu"),
+        (2, 8, 0, "cpu"),  # on four machines
+    ],
+)
+def test_a_scorer_without_a_device_leaves_those_of_training(
+    count: int, ranks: int, current: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = torch.device("cuda") if count else None
+    stand_ins = {
+        "current_accelerator": lambda check_available: found,
+        "device_count": lambda: count,
+        "current_device_index": lambda: current,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.accelerator, name, stand_in)
+    monkeypatch.setattr(accelerators, "rank_and_ranks", lambda: (0, ranks))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert accelerators.scoring_device(None) == expected
+    assert accelerators.scoring_device("cuda:1") == "cuda:1"
 
 
 def test_scorers_say_where_their_models_run() -> None:

@@ -1,8 +1,9 @@
-"""Accelerators: free memory and streams, by torch's module of the device's type."""
+"""Accelerators: the one to score on, free memory and streams, by torch's module of the type."""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -10,7 +11,30 @@ from typing import Any, TypeVar
 
 import torch
 
+from ctrlreward.ranks import rank_and_ranks
+
 Result = TypeVar("Result")
+
+
+def scoring_device(device: str | None) -> str:
+    """Return the device of a scorer's model: as given, or for None the one that training leaves.
+
+    That is the last visible accelerator that no rank of this machine trains on (ranks train on the
+    first ones), the only accelerator, or the CPU.
+    """
+    if device is not None:
+        return device
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return "cpu"
+    count = torch.accelerator.device_count()
+    if count == 1:
+        return accelerator.type
+    _, ranks = rank_and_ranks()
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    training = range(local_ranks) if ranks > 1 else [torch.accelerator.current_device_index()]
+    free = [index for index in range(count) if index not in training]
+    return f"{accelerator.type}:{free[-1]}" if free else "cpu"
 
 
 def free_memory(device: torch.device) -> int | None:

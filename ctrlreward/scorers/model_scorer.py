@@ -5,16 +5,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from os import PathLike, fspath
 from typing import Any, Generic, TypedDict, TypeVar
 
+import torch
+
 from ctrlreward.arguments import kind_of, one_of, positive
-from ctrlreward.engine.accelerators import free_unused
+from ctrlreward.engine.accelerators import free_unused, scoring_device
 from ctrlreward.engine.sharing import locked
+from ctrlreward.progress import write_line
+from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.samples import shortened
 from ctrlreward.scorers.base import Scorer
-from ctrlreward.weights.dtypes import DTYPES, Dtype
+from ctrlreward.weights.dtypes import DTYPES, Dtype, pick_dtype
 
 Model = TypeVar("Model")
 
@@ -23,7 +27,8 @@ class ModelOptions(TypedDict, total=False):
     """Keyword arguments of every scorer that loads a model.
 
     Attributes:
-        device: Device of the model, as in torch: `"cpu"` (the default), `"cuda:1"`.
+        device: Device of the model, as in torch: `"cpu"`, `"cuda:1"`. None picks the last
+            accelerator that no rank trains on, the only one, or the CPU.
         dtype: Data type of the weights; None picks by device, `"fastest"` by processor.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
 
@@ -32,7 +37,7 @@ class ModelOptions(TypedDict, total=False):
         >>> scorer = Perplexity(**ModelOptions(device="cpu", dtype="float32"))
     """
 
-    device: str
+    device: str | None
     dtype: Dtype | None
     batch_tokens: int | None
 
@@ -68,7 +73,7 @@ class ModelScorer(Scorer, Generic[Model]):
     def __init__(
         self,
         model: str | PathLike[str] | Model,
-        device: str = "cpu",
+        device: str | None = None,
         dtype: Dtype | None = None,
         batch_tokens: int | None = None,
     ) -> None:
@@ -78,7 +83,7 @@ class ModelScorer(Scorer, Generic[Model]):
                 f"{shortened(model)}, {kind_of(model)}"
             )
         self.model = fspath(model) if isinstance(model, PathLike) else model
-        self.device = device
+        self._device = device
         self.dtype = None if dtype is None else one_of("dtype", dtype, DTYPES)
         self.batch_tokens = positive("batch_tokens", batch_tokens)
 
@@ -96,7 +101,23 @@ class ModelScorer(Scorer, Generic[Model]):
     @cached_property
     def loaded_model(self) -> Model:
         """The model, loaded at the first use."""
-        return self.build_model(self.model) if isinstance(self.model, str) else self.model
+        if not isinstance(self.model, str):
+            return self.model
+        if self._device is None and torch.accelerator.is_available():
+            precision = str(pick_dtype(self.dtype, self.device)).removeprefix("torch.")
+            _say(f"{type(self).__name__}: {self.model} on {self.device}, {precision}")
+        return self.build_model(self.model)
+
+    @property
+    def device(self) -> str:  # type: ignore[override]
+        """Device of the model, as in torch; of one that is not loaded, the one that it will get."""
+        return scoring_device(self._device)
+
+    def __repr__(self) -> str:
+        scores = f"{type(self).__name__}: {', '.join(self.specs)}"
+        if not isinstance(self.model, str) or not self.devices:
+            return f"<{scores}>"
+        return f"<{scores}; {self.model} on {self.device}>"
 
     @contextmanager
     def locked_model(self) -> Iterator[Model]:
@@ -127,7 +148,7 @@ class ModelScorer(Scorer, Generic[Model]):
     def to(self, device: str) -> None:
         """Free the model and load it on another device at the next use."""
         self.release()
-        self.device = device
+        self._device = device
         super().to(device)
 
     def release(self) -> None:
@@ -135,6 +156,13 @@ class ModelScorer(Scorer, Generic[Model]):
         if [vars(self).pop(name) for name in self._of_model if name in vars(self)]:
             free_unused()  # some models are cycles of objects, such as Mamba
         super().release()
+
+
+@cache
+def _say(line: str) -> None:
+    """Write a line once in each process."""
+    if rank_and_ranks()[0] == 0:
+        write_line(line)
 
 
 def check_loaded(model: object, kind: type, *members: str) -> None:

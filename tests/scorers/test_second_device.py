@@ -103,6 +103,22 @@ def test_scores_are_the_same_in_mixed_precision(case: str, folders: dict[str, st
         np.testing.assert_array_equal(scores[name], values)
 
 
+@on_second_device
+def test_a_model_without_a_device_is_on_the_one_that_does_not_train(
+    folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scorers = [CTRLEval(folders["llama"]) for _ in range(2)]
+    for scorer in scorers:
+        scorer.score(samples_of("CTRLEval llama", SAMPLES))
+    assert scorers[0].devices == ("second:1",)
+    assert "second:1" in repr(scorers[0])
+    assert memory.live[0] == 0
+    assert memory.live[1] > 1000
+    said = [line for line in capsys.readouterr().err.splitlines() if "second:1" in line]
+    assert len(said) == 1
+    assert "float32" in said[0]
+
+
 def wide(folder: str) -> CTRLEval:
     """Scorer that reads all texts in one batch."""
     return CTRLEval(folder, device=DEVICE, batch_tokens=2**14)
@@ -138,7 +154,7 @@ def test_a_full_device_halves_batches_and_lets_go_of_the_failed_one(
 @on_second_device
 def test_the_budget_is_what_the_device_has_left(folders: dict[str, str]) -> None:
     model = Perplexity(folders["llama"], device=DEVICE).loaded_model.model
-    cpu = Perplexity(folders["llama"]).loaded_model.model
+    cpu = Perplexity(folders["llama"], device="cpu").loaded_model.model
     half = Perplexity(folders["llama"], device=DEVICE, dtype="bfloat16").loaded_model.model
     widest = 48  # of the model's layers, apart from the vocabulary
     with memory.limited(10_000 * 4 * 8 * widest * 4):  # a quarter, eight float32 per token
@@ -161,7 +177,7 @@ def test_a_reward_moves_its_scorers_shares_models_and_frees_them(folders: dict[s
             "similarity": similarity["similarity"],
         }
 
-    expected = Reward(parts())(SAMPLES)
+    expected = Reward(parts(), device="cpu")(SAMPLES)
     reward = Reward(parts(), device=DEVICE)
     for _ in range(3):  # in this thread
         np.testing.assert_allclose(reward(SAMPLES).total, expected.total, rtol=1e-5)
@@ -184,7 +200,7 @@ def test_a_reward_moves_its_scorers_shares_models_and_frees_them(folders: dict[s
 
 @on_second_device
 def test_a_scorer_moves_between_devices(folders: dict[str, str]) -> None:
-    scorer = Perplexity(folders["llama"])
+    scorer = Perplexity(folders["llama"], device="cpu")
     expected = scorer.score(SAMPLES)["perplexity"]
     for device, live in (("second:1", 1), ("second", 0), (DEVICE, 0)):
         scorer.to(device)
