@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import sys
+import termios
 from collections.abc import Callable, Sequence
 
 
@@ -35,6 +36,7 @@ def in_terminal(
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
+    termios.tcsetwinsize(terminal, (40, 150))
     pieces = []
     while True:
         try:
@@ -52,16 +54,20 @@ def in_terminal(
 
 
 def _screen(written: str) -> list[str]:
-    """Return the lines of the screen, by the codes that rich writes: rows up, and rows erased."""
-    rows, row = [""], 0
+    """Return the lines of the screen, by the codes of tqdm and rich: rows up, and rows erased."""
+    rows, row, column = [""], 0, 0
     for code in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
         if code == "\n":
             row += 1
             rows += [""] * (row == len(rows))
+        elif code == "\r":
+            column = 0
         elif code == "\x1b[2K":
             rows[row] = ""
         elif re.fullmatch(r"\x1b\[\d+A", code):
             row -= int(code[2:-1])
-        elif code[0] not in "\x1b\r":
-            rows[row] += code
+        elif code[0] != "\x1b":
+            text = rows[row].ljust(column)
+            rows[row] = text[:column] + code + text[column + len(code) :]
+            column += len(code)
     return [text.rstrip() for text in rows if text.strip()]

@@ -6,15 +6,15 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from terminals import in_terminal
 
-from ctrlreward import progress
-from ctrlreward.engine.batching import run_batched, windows
-from ctrlreward.progress import Phase, show, track
+from ctrlreward import Samples, Scorer, ScoreSpec, progress
+from ctrlreward.engine.batching import run_batched
+from ctrlreward.progress import track
+from ctrlreward.scorers.base import score
 
 
 @pytest.fixture
@@ -43,134 +43,109 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
     return read
 
 
-# In a log
+def numbers(line: str) -> list[str]:
+    return re.findall(r"[\d,.]*\d", line)
 
 
-def test_a_log_has_a_line_every_ten_seconds(
+def test_a_log_says_how_long_work_takes_after_its_first_part_and_then_every_ten_seconds(
     wait: Callable[[float], None], lines: Callable[[], list[str]]
 ) -> None:
-    with track("CTRLEval", 1500, done=300) as advance:
-        assert lines() == ["CTRLEval: 300 of 1,500 texts, time left unknown"]
+    with track("CTRLEval", 1500, done=300) as work:
+        wait(100)  # until the models are loaded
+        with work.part(100), track("a model", 4) as tasks:
+            wait(3)
+            tasks.advance(1)  # 25 texts in 3 s: the other 1175 take 141 s
+            assert numbers(*lines()) == ["1,500", "2", "21"]
+            wait(9)
+            tasks.advance(3)
+            assert lines() == []
+        wait(12)  # 200 texts in 24 s: 1000 more take 120 s
+        work.advance(100)
+        assert numbers(*lines()) == ["500", "1,500", "2", "0"]
         wait(9.5)
-        advance(95)
+        work.advance(900)
         assert lines() == []
-        wait(10.5)  # 200 texts in 20 s: 1000 more take 100 s
-        advance(105)
-        assert lines() == ["CTRLEval: 500 of 1,500 texts, 10 texts/s, 1 min 40 s left"]
-        wait(5)
-        advance(500)
-        assert lines() == []
-        wait(5)
-        advance(500)
-        assert lines() == ["CTRLEval: 1,500 of 1,500 texts in 30 s"]
-    assert lines() == []  # not again
 
 
-def test_the_last_line_tells_where_work_was_interrupted(
+def test_work_of_less_than_a_minute_leaves_no_line_in_a_log(
     wait: Callable[[float], None], lines: Callable[[], list[str]]
 ) -> None:
-    def count() -> None:
-        with track("counting", 2.5, "MB") as advance:
-            wait(20)
-            advance(1.0)
-            wait(5)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        count()
-    assert lines() == [
-        "counting: 0.0 of 2.5 MB, time left unknown",
-        "counting: 1.0 of 2.5 MB, 0.05 MB/s, 30 s left",
-        "counting: 1.0 of 2.5 MB, 0.04 MB/s, 38 s left",
-    ]
+    with track("CTRLEval", 10) as work:
+        for _ in range(10):
+            wait(5.9)
+            work.advance(1)
+    assert lines() == []
 
 
-def test_a_line_names_the_parts(
-    wait: Callable[[float], None], lines: Callable[[], list[str]]
+def test_texts_are_counted_across_scorers_and_batches(
+    wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with track("CTRLEval", 100):
-        for _ in windows([4] * 50):
-            wait(40)
-            run_batched([1] * 20, 1, lambda batch: wait(1) or batch, "tiny: 20 texts")
-    whole = "CTRLEval: 0 of 100 texts, time left unknown"
-    scoring = f"{whole} | scoring: 0 of 50 texts, time left unknown"
-    assert lines() == [
-        whole,
-        f"{scoring} | tiny: 20 texts: 0 of 20 rows, time left unknown",
-        f"{scoring} | tiny: 20 texts: 10 of 20 rows, 1 rows/s, 10 s left",
-        scoring,  # the rows are finished
-        whole,
-    ]
+    """Two scorers of six texts, one of which reads its own rows in batches of one."""
+    shown: list[float] = []
+    monkeypatch.setattr(progress._Display, "show", lambda display, done: shown.append(done))
+
+    class Rows(Scorer):
+        @property
+        def specs(self) -> dict[str, ScoreSpec]:
+            return {"rows": ScoreSpec(higher_is_better=True, range=(0.0, 1.0))}
+
+        def score_samples(self, samples: Samples) -> dict[str, list[float]]:
+            run_batched([1] * len(samples) * 2, 1, lambda batch: batch, "rows")
+            return {"rows": [0.0] * len(samples)}
+
+    from ctrlreward.samples import Samples
+
+    texts = Samples([*"abcdef"])
+    score({"a": Rows()["rows"], "b": Rows()["rows"]}, texts)
+    assert shown == sorted(shown)
+    assert len(set(shown)) == 25  # 0, and each of 12 rows of both
+    assert shown[-1] == pytest.approx(6)
 
 
 def test_other_threads_show_nothing(
     wait: Callable[[float], None], lines: Callable[[], list[str]]
 ) -> None:
     def score() -> None:
-        with track("CTRLEval", 10) as advance:
+        with track("CTRLEval", 1000) as work:
             wait(20)
-            advance(5)
+            work.advance(5)
 
-    with show(Phase("training")):
-        thread = threading.Thread(target=score)
-        thread.start()
-        thread.join()
-    assert lines() == ["training"]
+    thread = threading.Thread(target=score)
+    thread.start()
+    thread.join()
+    assert lines() == []
 
 
-def test_a_generator_that_is_dropped_within_work_ends_its_part(
+def test_work_that_fails_leaves_its_place_to_the_next(
     wait: Callable[[float], None], lines: Callable[[], list[str]]
 ) -> None:
-    with track("CTRLEval", 100) as advance:
-        unfinished = windows([4] * 50)
-        next(unfinished)
-        del unfinished
-        wait(20)
-        advance(50)
-    assert lines()[1] == "CTRLEval: 50 of 100 texts, 2.5 texts/s, 20 s left"
+    with pytest.raises(KeyboardInterrupt), track("first", 10) as work, work.part(5):
+        raise KeyboardInterrupt
+    with track("second", 1000) as work:
+        wait(2)
+        work.advance(1)
+    assert [line.split()[0] for line in lines()] == ["second"]
 
-
-# On a terminal
 
 SCRIPT = """
-import logging, sys, threading
-from rich.live import Live
-from ctrlreward.progress import Phase, show, track
+import logging, time
+from ctrlreward import progress
+from ctrlreward.progress import track
+from ctrlreward.scorers.base import score
 
-drawn, refresh = threading.Event(), Live.refresh
-Live.refresh = lambda live: (refresh(live), drawn.set())
-
-def redraw():
-    for _ in range(2):  # the first one may have begun before
-        drawn.clear()
-        assert drawn.wait(120)
-
+progress._SHOWN = 0.0
 logging.basicConfig(format="%(message)s")
-with track("CTRLEval [b]", 100) as advance:
-    advance(25)
-    with show(Phase("generating 128 texts")):
-        redraw()
+with track("CTRLEval", 100) as work:
+    work.advance(25)
     logging.warning("a log message")
-    print("printed", flush=True)
-    advance(75)
-    redraw()
+    time.sleep(1)
+    work.advance(50)
 logging.warning("the end")
 """
 
 
 def test_a_terminal_shows_a_bar_that_is_gone_at_the_end() -> None:
     screen, whole = in_terminal([sys.executable, "-c", SCRIPT])
-    assert "CTRLEval [b]" in whole
-    assert "25 of 100 texts" in whole
-    assert "generating 128 texts" in whole
-    assert "100 of 100 texts in" in whole
-    assert screen == ["a log message", "printed", "the end"]
-
-
-def test_data_on_standard_output_is_apart_from_the_bars(tmp_path: Path) -> None:
-    script, data = tmp_path / "script.py", tmp_path / "data.txt"
-    script.write_text(SCRIPT)
-    screen, whole = in_terminal(["bash", "-c", f"{sys.executable} {script} > {data}"])
-    assert data.read_text() == "printed\n"
+    assert "CTRLEval" in whole
+    assert "75 of 100 texts" in whole
     assert screen == ["a log message", "the end"]
-    assert "CTRLEval [b]" in whole

@@ -22,12 +22,12 @@ def score_parts(
     """
     records: list[dict[str, list[float | None]]] = log.read()
     sizes = list(map(len, parts))
-    with track("scoring", sum(sizes), done=sum(sizes[: len(records)])) as advance:
+    with track("scoring", sum(sizes), done=sum(sizes[: len(records)])) as progress:
         for rows in parts[len(records) :]:
-            scores = score(list(rows)).items()
-            records.append({k: [finite_or_none(v) for v in values] for k, values in scores})
-            log.append(records[-1])
-            advance(len(rows))
+            with progress.part(len(rows)):
+                scores = score(list(rows)).items()
+                records.append({k: [finite_or_none(v) for v in values] for k, values in scores})
+                log.append(records[-1])
     rows_in_order = np.argsort([row for rows in parts for row in rows])
     return {
         name: np.array([v for record in records for v in record[name]], np.float64)[rows_in_order]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from ctrlreward.arguments import positive
 from ctrlreward.engine.accelerators import free_memory, free_unused
-from ctrlreward.progress import at_terminal, track, track_part
+from ctrlreward.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,9 +28,6 @@ _WINDOW_CHARACTERS = 2**14
 # tokens take the same time, 8192 up to 1.8 times as long; 2048 takes less memory than 4096.
 _CPU_TOKENS = 2**11
 _MIN_ACCELERATOR_TOKENS, _MAX_ACCELERATOR_TOKENS = 2**12, 2**16
-
-# With fewer batches, the work ends before a progress bar could be read.
-_MIN_BATCHES_FOR_PROGRESS = 20
 
 
 def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
@@ -77,14 +73,12 @@ def logits_within(batch_tokens: int, device: torch.device) -> int:
 def windows(sizes: Sequence[int], batch_tokens: int = _CPU_TOKENS) -> Iterator[range]:
     """Yield indices of items to score together, by their numbers of characters, or a single one."""
     largest = _WINDOW_CHARACTERS * max(1, batch_tokens // _CPU_TOKENS)
-    with track_part("scoring", len(sizes)) as advance:
-        start = characters = 0
-        for i, size in enumerate((*sizes, largest + 1)):  # which ends the last window
-            if i > start and characters + size > largest:
-                yield range(start, i)
-                advance(i - start)
-                start, characters = i, 0
-            characters += size
+    start = characters = 0
+    for i, size in enumerate((*sizes, largest + 1)):  # which ends the last window
+        if i > start and characters + size > largest:
+            yield range(start, i)
+            start, characters = i, 0
+        characters += size
 
 
 def run_batched(
@@ -102,12 +96,7 @@ def run_batched(
     """
     pending = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     results: dict[int, Result] = {}
-    shown: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda done: None)
-    if sum(lengths) >= _MIN_BATCHES_FOR_PROGRESS * batch_tokens:
-        # A log shows long work only as part of its caller's work.
-        show = track if at_terminal() else track_part
-        shown = show(description, len(lengths), "rows")
-    with torch.inference_mode(), shown as advance:
+    with torch.inference_mode(), track(description, sum(lengths), "tokens") as progress:
         while pending:
             longest, unused, size = lengths[pending[0]], 0, 1
             while size < len(pending) and (size + 1) * longest <= batch_tokens:
@@ -128,7 +117,7 @@ def run_batched(
                 continue
             results.update(zip(batch, outputs, strict=True))
             pending = rest
-            advance(size)
+            progress.advance(sum(lengths[i] for i in batch))
     return [results[i] for i in range(len(lengths))]
 
 

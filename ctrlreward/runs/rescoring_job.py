@@ -164,10 +164,10 @@ def rescore(
     progress = Progress(JsonLog(folder / "rescored.jsonl", identity))
     missing = [texts for texts in found if progress.find(texts, "metrics") is None]
     total, left = (sum(len(texts.samples) for texts in each) for each in (found, missing))
-    with track("rescoring", total, done=total - left) as advance:
+    with track("rescoring", total, done=total - left) as tracked:
         for texts in missing:
-            progress.add(texts, scored(reward, texts, folder, progress))
-            advance(len(texts.samples))
+            with tracked.part(len(texts.samples)):
+                progress.add(texts, scored(reward, texts, folder, progress))
     records = [(texts, {**(progress.find(texts, "metrics") or {})}) for texts in found]
     for name in names_of(run):
         prompts = {texts.step: texts.prompts for texts in found if texts.name == name}

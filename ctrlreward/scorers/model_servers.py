@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ctrlreward.extras import import_extra
-from ctrlreward.progress import track_part
+from ctrlreward.progress import track
 
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
@@ -65,14 +65,14 @@ def in_parallel(
     """Return the reply to each item; after an error, no further request begins."""
     replies = []
     with (
-        track_part("scoring", len(items), "requests") as advance,
+        track("scoring", len(items), "requests") as progress,
         ThreadPoolExecutor(concurrency) as threads,
     ):
         futures = [threads.submit(ask, item) for item in items]
         try:
             for future in futures:
                 replies.append(future.result())
-                advance(1)
+                progress.advance(1)
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise

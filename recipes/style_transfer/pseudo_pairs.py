@@ -132,7 +132,7 @@ class PseudoPairs:
             first: {word for word, value in odds.items() if -value >= self.style_word},
             second: {word for word, value in odds.items() if value >= self.style_word},
         }
-        with track("pseudo-pairs", len(sources), "sentences") as done:
+        with track("pseudo-pairs", len(sources), "sentences") as progress:
             for old, label in ((first, second), (second, first)):
                 lender = _Lenders(texts[label], quality)
                 rows = [i for i, target in enumerate(labels) if target == label]
@@ -149,7 +149,7 @@ class PseudoPairs:
                     ]
                     best = best_rewritings(window, candidates, label, quality)
                     yield from (Pair(source, label, text) for source, text in best.items())
-                    done(len(window))
+                    progress.advance(len(window))
         quality.release()
 
     def _exchanges(self, source: str, text: str, old: set[str], new: set[str]) -> bool:

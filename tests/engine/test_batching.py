@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -115,34 +114,6 @@ def test_other_errors_are_not_tried_again() -> None:
 def test_a_result_too_few_raises() -> None:
     with pytest.raises(ValueError, match="shorter"):
         run_batched([2, 2], 8, lambda batch: batch[1:], "test")
-
-
-@pytest.mark.parametrize(
-    ("terminal", "ci", "batches", "shown"),
-    [
-        (True, False, 20, True),
-        (True, True, 20, False),
-        (False, False, 20, False),
-        (True, False, 19, False),
-    ],
-)
-def test_a_bar_is_shown_for_long_work_at_a_terminal_outside_ci(
-    terminal: bool,
-    ci: bool,
-    batches: int,
-    shown: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("CI", raising=False)
-    if ci:
-        monkeypatch.setenv("CI", "true")
-    run_batched([1] * batches, 1, lambda batch: batch, "smollm2-135m: 20 texts")
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert ("smollm2-135m: 20 texts" in err) == shown
 
 
 @given(st.lists(st.text("ab", max_size=6), max_size=20), st.integers(1, 12))

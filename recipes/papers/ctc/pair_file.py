@@ -142,12 +142,12 @@ class PairFile:
             filler = load_span_filler(model, *draws, device=self.device, dtype=self.dtype)
             paraphrase = self._load_paraphraser()
             parse = None if self.parser is None else load_parser(self.parser)
-            with track("labelled pairs", len(texts), done=starts[0]) as advance:
+            with track("labelled pairs", len(texts), done=starts[0]) as progress:
                 for start in starts:
                     indices = range(start, min(start + self.chunk_size, len(texts)))
-                    pairs = self._make_pairs(texts, indices, filler, paraphrase, parse)
+                    with progress.part(len(indices)):
+                        pairs = self._make_pairs(texts, indices, filler, paraphrase, parse)
                     log.append({"texts": len(indices), "pairs": list(map(_record, pairs))})
-                    advance(len(indices))
 
     def _read(self, kind: PairKind) -> list[tuple[str, ...]]:
         if self.passage_words is None:

@@ -13,7 +13,6 @@ import numpy as np
 from ctrlreward.arguments import check_ending, one_of
 from ctrlreward.failures import rows_named
 from ctrlreward.files import check_writable, write_whole
-from ctrlreward.progress import track
 from ctrlreward.recipes.papers.meta_eval.correlations import (
     correlate_all,
     print_correlations,
@@ -83,9 +82,8 @@ def score_rated(
             row = int(np.flatnonzero(np.isinf(ratings))[0])
             raise ValueError(f"{rated.file}: {name}[{row}] must be finite, got inf")
     places = [f"sample {i}" for i in range(len(rated.samples))]
-    with track("scoring", len(places)) as advance, rows_named(places):
+    with rows_named(places):
         scores = score(components, rated.samples).warned(places)
-        advance(len(places))
     if outputs.scores is not None:
         columns = {f"rating/{name}": values for name, values in rated.ratings.items()}
         columns |= {f"score/{name}": values for name, values in scores.items()}

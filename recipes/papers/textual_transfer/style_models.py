@@ -241,7 +241,7 @@ class StyleModels:
             for epoch in range(1, self.epochs + 1):
                 title = f"language model of {style}, epoch {epoch} of {self.epochs}"
                 model.train()
-                with track(title, len(kept), "sentences") as advance:
+                with track(title, len(kept), "sentences") as progress:
                     for i in torch.randperm(len(batches)).tolist():
                         total, terms = model.loss(batches[i])
                         optimizer.zero_grad()
@@ -249,7 +249,7 @@ class StyleModels:
                         clip_grad_norm_(model.parameters(), _GRADIENT_NORM)
                         optimizer.step()
                         decay.step()
-                        advance(len(batches[i]))
+                        progress.advance(len(batches[i]))
                 perplexity = model.perplexity(held_out)
                 rank_zero_info(f"{title}: held-out perplexity {perplexity:.1f}")
                 if not perplexity < best:
