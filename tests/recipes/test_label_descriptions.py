@@ -59,10 +59,8 @@ def test_as_the_classifier_of_an_attribute(encoder: str, caplog: pytest.LogCaptu
     samples = Samples([*TEXTS, *TEXTS, " "], labels=labels)
     accuracy = Accuracy(model, attribute="topic").score(samples)["accuracy"]
     np.testing.assert_array_equal(accuracy, [1.0] * 4 + [0.0] * 4 + [np.nan])
-    assert caplog.messages == ["texts[8] is empty: accuracy is NaN"]
-    with pytest.raises(
-        ValueError, match=r"'glad' of the attribute 'mood' is not a label of the cl"
-    ):
+    assert "texts[8]" in caplog.text
+    with pytest.raises(ValueError, match="'glad'"):
         Accuracy(model, attribute="mood").check_samples(samples)
 
 

@@ -76,8 +76,8 @@ def test_the_mean_itself_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         found = vectors.embed(["soup", "lake", "good"])
     np.testing.assert_array_equal(np.isnan(found).all(axis=1), [True, True, False])
-    named = sorted(message.split(" = ")[0] for message in caplog.messages)
-    assert named == ["texts[0]", "texts[1]"]
+    said = " ".join(caplog.messages)
+    assert all(name in said for name in ("texts[0]", "texts[1]"))
     with pytest.raises(ValueError, match="corpus has no word with a vector"):
         CentredVectors(WordVectors(VECTORS), ["lake"])
 
