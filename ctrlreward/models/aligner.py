@@ -34,7 +34,6 @@ from ctrlreward.models.pairs import (
     warn_truncated_pairs,
 )
 from ctrlreward.models.tokenization import warn_unknown
-from ctrlreward.samples import shortened
 
 Spans = tuple[tuple[int, int], ...]
 Values = npt.NDArray[np.float64]
@@ -99,7 +98,7 @@ class EmbeddingAligner:
             encoded = read()
             fits = max(map(len, encoded.input_ids), default=0) <= self.encoder.max_tokens
             rows = list(map(tuple, encoded.input_ids)) if fits else None
-            embedded = self.encoder.token_embeddings(texts, lambda i: shortened(texts[i]), rows)
+            embedded = self.encoder.token_embeddings(texts, rows)
             if not fits:  # truncate as the encoder did
                 encoded = read(truncation=True, max_length=max(1, *map(len, embedded)))
         tokens = []
@@ -247,7 +246,7 @@ def _run(
         encoded = encode_pairs(aligner.tokenizer, chosen, limit, unit, b_first)
         warn_truncated_pairs(chosen, encoded, limit)
         texts, ids = [f"{a} {b}" for a, b in chosen], [pair.ids for pair in encoded]
-        warn_unknown(aligner.tokenizer, texts, ids, [*map(shortened, texts)].__getitem__)
+        warn_unknown(aligner.tokenizer, texts, ids)
         values = run_batched(
             [len(pair.ids) for pair in encoded],
             aligner.batch_tokens,

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.samples import shortened
 from ctrlreward.weights.loading import load_config
 
 Probabilities = npt.NDArray[np.float64]
@@ -70,7 +69,7 @@ class Classifier(FrozenModel):
             chances = logits.sigmoid() if self.multi_label else logits.softmax(dim=-1)
             return list(chances.numpy())
 
-        values = self.read_texts(texts, lambda i: shortened(texts[i]), activate)
+        values = self.read_texts(texts, activate)
         return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -26,10 +26,8 @@ Vectors = npt.NDArray[np.float64]
 class SentenceEncoder(Protocol):
     """Sentence encoder: an `Encoder`, `WordVectors`, or your own."""
 
-    def embed(
-        self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
-    ) -> Vectors:
-        """Return unit vectors, float64, (texts, width); NaN without one; `name` is for warnings."""
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return unit vectors, float64, (texts, width); NaN for a text without one."""
 
 
 # Layer whose tokens are compared, by the name of the model without its owner. RoBERTa-large-MNLI's
@@ -80,9 +78,7 @@ class Encoder(FrozenModel):
         if self.layer is not None:
             drop_layers(self.model, self.layer, self.name)
 
-    def embed(
-        self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
-    ) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors as sentence-transformers computes them, float64, (texts, width).
 
         NaN for a text without a token that the model knows. Long texts are truncated, with a
@@ -101,14 +97,13 @@ class Encoder(FrozenModel):
                 vectors = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
             return list(normalize(vectors, dim=-1).cpu().double().numpy())
 
-        return np.array(self.read_texts(texts, name, pool), dtype=np.float64).reshape(
+        return np.array(self.read_texts(texts, pool), dtype=np.float64).reshape(
             -1, self.model.config.hidden_size
         )
 
     def token_embeddings(
         self,
         texts: Sequence[str],
-        name: Callable[[int], str] = "texts[{}]".format,
         rows: list[Ids] | None = None,
     ) -> list[npt.NDArray[np.float32]]:
         """Return the hidden states of each text and its special tokens, float32, (tokens, width).
@@ -120,7 +115,7 @@ class Encoder(FrozenModel):
             values = output.last_hidden_state.float().cpu().numpy()
             return [row[:tokens] for row, tokens in zip(values, mask.sum(1).tolist(), strict=True)]
 
-        return self.read_texts(texts, name, split, rows)
+        return self.read_texts(texts, split, rows)
 
 
 @cache

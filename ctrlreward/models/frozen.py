@@ -103,15 +103,14 @@ class FrozenModel:
     def read_texts(
         self,
         texts: Sequence[str],
-        name: Callable[[int], str],
         read: Callable[[Any, Tensor], list[Row]],
         rows: list[Ids] | None = None,
     ) -> list[Row]:
         """Return the result of `read` for each text; equal texts are read once.
 
         `read` gets the model's output and the attention mask, and returns a result per row.
-        Warnings name a text `name(i)`; the vector of one without a known token is NaN. `rows` are
-        the tokens of the texts, if they are known.
+        The vector of a text without a known token is NaN. `rows` are the tokens of the texts, if
+        they are known.
         """
 
         def forward(rows: list[Ids]) -> list[Row]:
@@ -119,8 +118,8 @@ class FrozenModel:
             return read(self.model(input_ids=ids, attention_mask=mask), mask)
 
         if rows is None:
-            rows = encode_texts(self.tokenizer, texts, self.max_tokens, name)
-        unread = warn_unknown(self.tokenizer, texts, rows, name)
+            rows = encode_texts(self.tokenizer, texts, self.max_tokens)
+        unread = warn_unknown(self.tokenizer, texts, rows)
         found = run_distinct(
             rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts", self.text_padding
         )

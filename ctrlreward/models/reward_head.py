@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,6 @@ class RewardHead(FrozenModel):
         answers: Sequence[Answer],
         template: str | None = None,
         side: Side | None = None,
-        name: Callable[[int], str] = "texts[{}]".format,
     ) -> Ratings:
         """Return the outputs for each answer, float64 of shape (answers, outputs).
 
@@ -86,7 +85,7 @@ class RewardHead(FrozenModel):
             return list(output.logits.cpu().double().numpy())
 
         plain = [answer.completion for answer in answers]
-        values = self.read_texts(plain, name, read, rows)
+        values = self.read_texts(plain, read, rows)
         return np.array(values, dtype=np.float64).reshape(-1, len(self.outputs))
 
 

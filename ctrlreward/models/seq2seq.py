@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import chain, groupby
 from typing import NamedTuple
@@ -50,21 +50,16 @@ def load_infiller(
 
 
 def conditional_log_probs(
-    model: Seq2SeqInfiller, sources: Mapping[str, str], targets: Mapping[str, str]
+    model: Seq2SeqInfiller, sources: Sequence[str], targets: Sequence[str]
 ) -> list[TokenScores]:
-    """Return the scores of each target's tokens, special ones included, given its source.
-
-    Both are texts by their names in warnings (`"sources[3]"`).
-    """
+    """Return the scores of each target's tokens, special ones included, given its source."""
     start = model.model.config.decoder_start_token_id
-    fillings = _encode(model, targets, model.decoder_limit or model.max_tokens)
-    rows = [np.array(ids, np.int64) for ids in _encode(model, sources, model.max_tokens)]
+    limit = model.decoder_limit or model.max_tokens
+    fillings = encode_texts(model.tokenizer, targets, limit)
+    read = encode_texts(model.tokenizer, sources, model.max_tokens)
+    rows = [np.array(ids, np.int64) for ids in read]
     scores = model.fill(rows, [(Filling((start,), ids),) for ids in fillings])
     return scores.split([1] * len(rows))
-
-
-def _encode(model: Seq2SeqInfiller, texts: Mapping[str, str], limit: int) -> list[Ids]:
-    return encode_texts(model.tokenizer, [*texts.values()], limit, [*texts].__getitem__)
 
 
 # Approximate decoder states per call of the output layer, since each call reads all weights; as

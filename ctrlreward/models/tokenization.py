@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ctrlreward.models.control_tokens import Piece, Pieces, control_of, text_reader
+from ctrlreward.samples import shortened
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +45,7 @@ def max_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> 
     return int(min(tokenizer.model_max_length, positions))
 
 
-def encode_texts(
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    limit: int,
-    name: Callable[[int], str] = "texts[{}]".format,
-) -> list[Ids]:
+def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int) -> list[Ids]:
     """Return the token ids of each text, special tokens included; see `text_reader`."""
     if not texts:
         return []
@@ -58,8 +54,8 @@ def encode_texts(
     if long:
         others = f" (and {len(long) - 1} more texts)" if len(long) > 1 else ""
         log.warning(
-            f"{name(long[0])} has {lengths[long[0]]} tokens and is truncated to the {limit} that "
-            f"the model reads{others}"
+            "%s has %d tokens and is truncated to the %d that the model reads%s",
+            *(shortened(texts[long[0]]), lengths[long[0]], limit, others),
         )
     return rows
 
@@ -82,7 +78,6 @@ def warn_unknown(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     rows: Sequence[Ids],
-    name: Callable[[int], str],
 ) -> list[int]:
     """Log one warning for all texts with unknown tokens; return the rows without a known one."""
     unknown = tokenizer.unk_token_id
@@ -105,7 +100,7 @@ def warn_unknown(
         which = f": {', '.join(map(repr, [*parts][:3]))}{', …' if len(parts) > 3 else ''}"
     others = f" (and {len(found) - 1} more texts)" if len(found) > 1 else ""
     lack = "no token that the model knows" if unread else "tokens that the model does not know"
-    log.warning(f"{name(first)} has {lack}, and can't tell from others{which}{others}")
+    log.warning(f"{shortened(texts[first])} has {lack}, and can't tell from others{which}{others}")
     return unread
 
 
@@ -129,8 +124,8 @@ def first_tokens(
         longest = max(lengths, key=lengths.__getitem__)
         others = f" (and {len(lengths) - 1} more texts)" if len(lengths) > 1 else ""
         log.warning(
-            "texts[%d] has %d tokens: only the first %d are read, as max_tokens says%s",
-            *(longest, lengths[longest], limit, others),
+            "%s has %d tokens: only the first %d are read, as max_tokens says%s",
+            *(shortened(texts[longest]), lengths[longest], limit, others),
         )
     return kept
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -17,8 +16,6 @@ from ctrlreward.extras import import_extra
 from ctrlreward.files import read_json, whole_folder
 from ctrlreward.text.words import split_words_and_marks
 from ctrlreward.weights import sources
-
-log = logging.getLogger(__name__)
 
 Matrix = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.float64]
@@ -157,18 +154,14 @@ class WordVectors:
                 vectors.setdefault(word, vector)
         return cls(vectors, idf, split)
 
-    def embed(
-        self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
-    ) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors along Σ idf(w) · v(w) over all words w of a text, with repetitions.
 
-        Words without a vector are skipped. NaN, with a warning, for a text in which no word has a
-        vector and a weight above 0. Float64, shape (texts, width).
+        Words without a vector are skipped. NaN for a text in which no word has a vector and a
+        weight above 0. Float64, shape (texts, width).
         """
         sums = np.array([self.sum(text) for text in texts]).reshape(-1, self.width)
         lengths = np.linalg.norm(sums, axis=1, keepdims=True)
-        for i in np.flatnonzero(lengths == 0).tolist():
-            log.warning("%s has no word with a vector and a weight: its embedding is NaN", name(i))
         return sums / np.where(lengths > 0, lengths, np.nan)
 
     def sum(self, text: str) -> Vectors:

@@ -121,9 +121,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
             rows = [kept[place] for place in window]
             with self.locked_model() as model:
                 results = conditional_log_probs(
-                    model,
-                    {f"{read}[{i}]": sources[i] for i in rows},
-                    {f"{scored}[{i}]": targets[i] for i in rows},
+                    model, [sources[i] for i in rows], [targets[i] for i in rows]
                 )
             scores[rows], _ = mean_log_probs(results)
         return scores, Failures(failures)

@@ -5,9 +5,8 @@ For YAML and the command line, in place of a sentence encoder; see docs/style_tr
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import log as logarithm
 
 import numpy as np
@@ -17,8 +16,6 @@ from ctrlreward.models.encoder import SentenceEncoder
 from ctrlreward.models.word_vectors import Vectors, WordVectors
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 from ctrlreward.text.words import split_words_and_marks
-
-log = logging.getLogger(__name__)
 
 _ROUNDING = 1e-9  # length of a centred unit vector due to rounding only
 
@@ -71,17 +68,10 @@ class CentredVectors:
             raise ValueError("corpus has no word with a vector and a weight. Use other sentences.")
         self.centre = total / count
 
-    def embed(
-        self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
-    ) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors, float64 of shape (texts, width); NaN for the centre itself."""
-        shifted = self.words.embed(texts, name) - self.centre
+        shifted = self.words.embed(texts) - self.centre
         lengths = np.linalg.norm(shifted, axis=1, keepdims=True)
-        for i in np.flatnonzero(lengths <= _ROUNDING).tolist():
-            log.warning(
-                "%s = %r has the mean vector of the corpus: its embedding is NaN",
-                *(name(i), texts[i][:40]),
-            )
         return shifted / np.where(lengths > _ROUNDING, lengths, np.nan)
 
 

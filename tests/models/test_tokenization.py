@@ -27,18 +27,16 @@ def test_a_long_text_is_cut_within_its_special_tokens_and_named(
 ) -> None:
     rows = encode_texts(tokenizer, ["a", "a b a b a b"], limit=4)
     assert rows == [(2, 4, 3), (2, 4, 5, 3)]
-    assert caplog.messages == [
-        "texts[1] has 8 tokens and is truncated to the 4 that the model reads"
-    ]
+    (message,) = caplog.messages
+    assert "'a b a b a b'" in message
 
 
 def test_many_long_texts_give_one_warning(
     tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
 ) -> None:
-    encode_texts(tokenizer, ["a b a", "b b b", "a a a"], limit=4, name="sources[{}]".format)
-    assert caplog.messages == [
-        "sources[0] has 5 tokens and is truncated to the 4 that the model reads (and 2 more texts)"
-    ]
+    encode_texts(tokenizer, ["a b a", "b b b", "a a a"], limit=4)
+    (message,) = caplog.messages
+    assert "2 more texts" in message
 
 
 def test_limit_of_a_model(tokenizer: PreTrainedTokenizerFast) -> None:

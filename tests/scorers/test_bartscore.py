@@ -71,8 +71,7 @@ def test_what_the_model_cannot_read_is_cut_and_named(
     long = "The soup was cold. " * 40
     scores = BARTScore(tiny_bart).score(["Good.", long], sources=[long, "Soup."])
     assert np.isfinite(scores["faithfulness"]).all()
-    assert any("sources[0] has" in message for message in caplog.messages)
-    assert any("texts[1] has" in message for message in caplog.messages)
+    assert sum("is truncated" in message for message in caplog.messages) == 2
 
 
 def test_columns_are_those_of_the_wanted_scores(tiny_bart: str) -> None:

@@ -118,9 +118,7 @@ def test_only_the_first_max_tokens_are_read(
     text = "The food was good. We ate. It was late. "
     columns = {"prefixes": "The food", "labels": "positive"}
     cut = CTRLEval(model, max_tokens=26).score(["A.", text * 9], **columns | {"prefixes": ""})
-    assert caplog.messages[0] == (
-        "texts[1] has 360 tokens: only the first 26 are read, as max_tokens says"
-    )
+    assert "360 tokens: only the first 26" in caplog.messages[0]
     whole = CTRLEval(model, max_tokens=None).score(["A.", text[:26]], **columns | {"prefixes": ""})
     for aspect, values in whole.items():
         assert_array_equal(values, cut[aspect])

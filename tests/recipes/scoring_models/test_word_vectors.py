@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections import Counter
 from pathlib import Path
@@ -71,13 +70,10 @@ def test_centring_equals_plain_loops(texts: list[str], corpus: list[str]) -> Non
     np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
-def test_the_mean_itself_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_mean_itself_is_nan() -> None:
     vectors = CentredVectors(WordVectors(VECTORS), ["soup"] * 3 + ["lake"])
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        found = vectors.embed(["soup", "lake", "good"])
+    found = vectors.embed(["soup", "lake", "good"])
     np.testing.assert_array_equal(np.isnan(found).all(axis=1), [True, True, False])
-    said = " ".join(caplog.messages)
-    assert all(name in said for name in ("texts[0]", "texts[1]"))
     with pytest.raises(ValueError, match="corpus has no word with a vector"):
         CentredVectors(WordVectors(VECTORS), ["lake"])
 
