@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import NoReturn
 
 from tqdm import tqdm
@@ -46,15 +47,16 @@ class Progress:
     @contextmanager
     def part(self, items: float) -> Iterator[None]:
         """Show the work that is tracked inside as a part of these items, which it finishes."""
-        token = _SHARE.set(lambda share: self._show(self.done + share * items))
+        outer = _SHARE.get()
+        _SHARE.set(lambda share: self._show(self.done + share * items))
         try:
             yield
         finally:
-            _SHARE.reset(token)
+            _SHARE.set(outer)
         self.advance(items)
 
 
-# Shows the finished share of the part of outer work, 0 to 1; None outside all, and in other threads
+# Shows the finished share of a part of the work around, 0 to 1; None without one.
 _SHARE: ContextVar[Callable[[float], None] | None] = ContextVar("share", default=None)
 
 
@@ -65,9 +67,15 @@ def track(title: str, total: float, unit: str = "texts", done: float = 0) -> Ite
     Only rank 0 shows its work, and only from the main thread. Items of `done` were finished
     earlier; they count for the share, not for the rate.
     """
-    show_share = _SHARE.get()
-    if show_share is not None:
-        yield Progress(total, done, lambda items: show_share(items / total if total else 1.0))
+    outer = _SHARE.get()
+    if outer is not None:
+        own = partial(_hide)
+        _SHARE.set(own)
+        try:
+            yield Progress(total, done, lambda items: outer(items / total if total else 1.0))
+        finally:
+            if _SHARE.get() is own:  # not so in a generator that is closed late
+                _SHARE.set(outer)
         return
     if rank_and_ranks()[0] or threading.current_thread() is not threading.main_thread():
         yield Progress(total, done, lambda items: None)
@@ -77,9 +85,13 @@ def track(title: str, total: float, unit: str = "texts", done: float = 0) -> Ite
         if display.bar is not None:
             contexts.callback(display.bar.close)
             contexts.enter_context(logging_redirect_tqdm())
-        token = _SHARE.set(lambda share: None)  # work that is no part of this one shows nothing
-        contexts.callback(_SHARE.reset, token)
+        contexts.callback(_SHARE.set, None)
+        _SHARE.set(_hide)
         yield Progress(total, done, display.show)
+
+
+def _hide(share: float) -> None:
+    """Show nothing of work that is no `part` of the work around it."""
 
 
 class _Display:

@@ -12,7 +12,8 @@ import pytest
 from terminals import in_terminal
 
 from ctrlreward import Samples, Scorer, ScoreSpec, progress
-from ctrlreward.engine.batching import run_batched
+from ctrlreward.engine import batching
+from ctrlreward.engine.batching import run_distinct, windows
 from ctrlreward.progress import track
 from ctrlreward.scorers.base import score
 
@@ -90,16 +91,45 @@ def test_texts_are_counted_across_scorers_and_batches(
             return {"rows": ScoreSpec(higher_is_better=True, range=(0.0, 1.0))}
 
         def score_samples(self, samples: Samples) -> dict[str, list[float]]:
-            run_batched([1] * len(samples) * 2, 1, lambda batch: batch, "rows")
+            run_distinct([(i,) for i in range(12)], 1, lambda rows: rows)
             return {"rows": [0.0] * len(samples)}
-
-    from ctrlreward.samples import Samples
 
     texts = Samples([*"abcdef"])
     score({"a": Rows()["rows"], "b": Rows()["rows"]}, texts)
     assert shown == sorted(shown)
     assert len(set(shown)) == 25  # 0, and each of 12 rows of both
     assert shown[-1] == pytest.approx(6)
+
+
+def test_work_in_windows_is_counted_once(
+    wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[float] = []
+    monkeypatch.setattr(progress._Display, "show", lambda display, done: shown.append(done))
+    monkeypatch.setattr(batching, "_WINDOW_CHARACTERS", 2)
+    with track("scoring", 6) as work, work.part(6):
+        for window in windows([1] * 8):
+            run_distinct([(i,) for i in window], 1, lambda rows: rows)
+    assert shown == [0, 0, 1.5, 3, 4.5, 6, 6]
+
+
+def test_a_generator_that_is_closed_late_hides_nothing(
+    wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[float] = []
+    monkeypatch.setattr(progress._Display, "show", lambda display, done: shown.append(done))
+    unfinished = windows([2**15] * 2)
+
+    def fail() -> None:
+        next(unfinished)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), track("first", 1) as work, work.part(1):
+        fail()
+    with track("second", 2) as work, work.part(1):
+        unfinished.close()
+        run_distinct([(0,), (1,)], 1, lambda rows: rows)
+    assert shown[-3:] == [0.5, 1, 1]
 
 
 def test_other_threads_show_nothing(

@@ -73,19 +73,20 @@ def logits_within(batch_tokens: int, device: torch.device) -> int:
 def windows(sizes: Sequence[int], batch_tokens: int = _CPU_TOKENS) -> Iterator[range]:
     """Yield indices of items to score together, by their numbers of characters, or a single one."""
     largest = _WINDOW_CHARACTERS * max(1, batch_tokens // _CPU_TOKENS)
-    start = characters = 0
-    for i, size in enumerate((*sizes, largest + 1)):  # which ends the last window
-        if i > start and characters + size > largest:
-            yield range(start, i)
-            start, characters = i, 0
-        characters += size
+    with track("reading", sum(sizes), "characters") as progress:
+        start = characters = 0
+        for i, size in enumerate((*sizes, largest + 1)):  # which ends the last window
+            if i > start and characters + size > largest:
+                yield range(start, i)
+                progress.advance(characters)
+                start, characters = i, 0
+            characters += size
 
 
 def run_batched(
     lengths: Sequence[int],
     batch_tokens: int,
     forward: Callable[[list[int]], Sequence[Result]],
-    description: str,
     padding: float | None = None,
 ) -> list[Result]:
     """Call `forward` on batches of items, by their indices; return a result each, in order.
@@ -96,7 +97,7 @@ def run_batched(
     """
     pending = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     results: dict[int, Result] = {}
-    with torch.inference_mode(), track(description, sum(lengths), "tokens") as progress:
+    with torch.inference_mode():
         while pending:
             longest, unused, size = lengths[pending[0]], 0, 1
             while size < len(pending) and (size + 1) * longest <= batch_tokens:
@@ -117,7 +118,6 @@ def run_batched(
                 continue
             results.update(zip(batch, outputs, strict=True))
             pending = rest
-            progress.advance(sum(lengths[i] for i in batch))
     return [results[i] for i in range(len(lengths))]
 
 
@@ -125,20 +125,21 @@ def run_distinct(
     rows: Sequence[Ids],
     batch_tokens: int,
     forward: Callable[[list[Ids]], Sequence[Result]],
-    description: str,
     padding: float | None = None,
 ) -> list[Result]:
     """Run rows of token ids in batches, equal ones once; return a result per row, in order."""
     indices: dict[Ids, int] = {}
     inverse = [indices.setdefault(row, len(indices)) for row in rows]
     distinct = list(indices)
-    results = run_batched(
-        [len(row) for row in distinct],
-        batch_tokens,
-        lambda batch: forward([distinct[i] for i in batch]),
-        description,
-        padding,
-    )
+    with track("reading", sum(map(len, distinct)), "tokens") as progress:
+
+        def read(batch: list[int]) -> Sequence[Result]:
+            chosen = [distinct[i] for i in batch]
+            results = forward(chosen)
+            progress.advance(sum(map(len, chosen)))
+            return results
+
+        results = run_batched([len(row) for row in distinct], batch_tokens, read, padding)
     return [results[i] for i in inverse]
 
 

@@ -251,7 +251,6 @@ def _run(
             [len(pair.ids) for pair in encoded],
             aligner.batch_tokens,
             partial(forward, encoded),
-            f"{aligner.name}: {len(chosen)} pairs",
             aligner.text_padding,
         )
         yield from zip(encoded, values, strict=True)

@@ -130,7 +130,6 @@ class CausalLM(FrozenModel):
             [len(row.ids) for row in rows],
             self.batch_tokens,
             partial(self._read, rows, tokens, log_probs),
-            f"{self.name}: {len(rows)} rows",
             self.padding,
         )
         return log_probs

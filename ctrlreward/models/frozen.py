@@ -120,9 +120,7 @@ class FrozenModel:
         if rows is None:
             rows = encode_texts(self.tokenizer, texts, self.max_tokens)
         unread = warn_unknown(self.tokenizer, texts, rows)
-        found = run_distinct(
-            rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts", self.text_padding
-        )
+        found = run_distinct(rows, self.batch_tokens, forward, self.text_padding)
         for i in unread:
             if np.ndim(found[i]) == 1:  # of the text, not of its tokens
                 found[i] = found[i] * np.nan

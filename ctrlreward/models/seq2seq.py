@@ -243,9 +243,8 @@ class Seq2SeqInfiller(FrozenModel):
             for row in layout.rows
         ]
         lengths = [len(source.ids) for source in sources]
-        description = f"{self.name}: {len(sources)} texts"
         read = partial(self._read, sources, rows, states)
-        run_batched(lengths, self.batch_tokens, read, description, self.padding)
+        run_batched(lengths, self.batch_tokens, read, self.padding)
         predicting = [each.predicting + k for each, k in zip(layouts, first[:-1], strict=True)]
         values = token_log_probs(
             self.model,
@@ -275,7 +274,7 @@ class Seq2SeqInfiller(FrozenModel):
         # takes for a token.
         lengths = [len(row.read) + (len(sources[batch[row.owner]].ids) + 1) // 2 for row in own]
         decode = partial(self._decode, encoded, mask, own, states)
-        run_batched(lengths, self.batch_tokens, decode, self.name, self.padding)
+        run_batched(lengths, self.batch_tokens, decode, self.padding)
         return [None] * len(batch)
 
     def _decode(

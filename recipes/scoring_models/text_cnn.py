@@ -362,5 +362,5 @@ class TextCNNClassifier:
             return list(logits.cpu().double().softmax(dim=-1).numpy())
 
         rows = [self.network.config.encode(text) for text in texts]
-        values = run_distinct(rows, _BATCH_WORDS, forward, f"{self.folder}: {len(rows)} texts")
+        values = run_distinct(rows, _BATCH_WORDS, forward)
         return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))

@@ -27,7 +27,7 @@ def batches_of(lengths: Sequence[int], budget: int) -> list[list[int]]:
         batches.append(batch)
         return batch
 
-    assert run_batched(lengths, budget, forward, "test") == list(range(len(lengths)))
+    assert run_batched(lengths, budget, forward) == list(range(len(lengths)))
     return batches
 
 
@@ -81,21 +81,21 @@ def limited(
 def test_a_batch_out_of_memory_is_halved_until_it_fits(
     lengths: list[int], budget: int, memory: int
 ) -> None:
-    results = run_batched(lengths, budget, limited(lengths, memory, []), "test")
+    results = run_batched(lengths, budget, limited(lengths, memory, []))
     assert results == list(range(len(lengths)))
 
 
 def test_the_smaller_budget_is_kept_and_nothing_done_is_done_again() -> None:
     lengths = [10] * 12
     seen: list[list[int]] = []
-    assert run_batched(lengths, 80, limited(lengths, 25, seen), "test") == list(range(12))
+    assert run_batched(lengths, 80, limited(lengths, 25, seen)) == list(range(12))
     assert [len(batch) for batch in seen] == [8, 4, 2, 2, 2, 2, 2, 2]
 
 
 def test_one_item_that_does_not_fit_raises() -> None:
     seen: list[list[int]] = []
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-        run_batched([9, 9, 9], 27, limited([9, 9, 9], 8, seen), "test")
+        run_batched([9, 9, 9], 27, limited([9, 9, 9], 8, seen))
     assert seen == [[0, 1, 2], [0]]
 
 
@@ -107,13 +107,13 @@ def test_other_errors_are_not_tried_again() -> None:
         raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        run_batched([2, 2], 8, forward, "test")
+        run_batched([2, 2], 8, forward)
     assert seen == [[0, 1]]
 
 
 def test_a_result_too_few_raises() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        run_batched([2, 2], 8, lambda batch: batch[1:], "test")
+        run_batched([2, 2], 8, lambda batch: batch[1:])
 
 
 @given(st.lists(st.text("ab", max_size=6), max_size=20), st.integers(1, 12))

@@ -85,8 +85,8 @@ class Generator:
             texts = generate_batch(self.model, self.tokenizer, inputs, self.config, most)
             return [texts[k * each : (k + 1) * each] for k in range(len(indices))]
 
-        sizes, title = [len(rows[i]) for i in fitting], f"{self.name}: {len(fitting)} texts"
-        generated = run_batched(sizes, self.batch_tokens, forward, title)
+        sizes = [len(rows[i]) for i in fitting]
+        generated = run_batched(sizes, self.batch_tokens, forward)
         by_index = dict(zip(fitting, generated, strict=True))
         return [by_index.get(i, []) for i in range(len(rows))]
 
