@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ctrlreward.arguments import inner_path, positive
 from ctrlreward.completion import Generator, generate_across_ranks
@@ -24,6 +25,8 @@ FAIL_RATE = "fail_rate"
 TABLE = "samples"
 SCORED_STEP = "scored_step"
 CORPUS = "corpus"
+
+Rows: TypeAlias = npt.NDArray[np.int64]
 
 
 class HeldOutScores(NamedTuple):
@@ -169,10 +172,7 @@ class HeldOutScorer:
         shown = {key: scores[key] for key in self.components}
         if path is not None:
             write_scored_samples(path, samples, shown, reasons=reasons)
-        corpus, jackknifed = self._corpus_values(scores)
-        grouped = {key: c for key, c in self.components.items() if c.scorer.of_groups}
-        if grouped and len(samples) > self._repeats:
-            jackknifed = self._jackknifed_groups(grouped, samples, shown) | jackknifed
+        corpus, jackknifed = self._figures(samples, scores)
         if path is not None and jackknifed:
             write_scored_samples(path, samples, shown, jackknifed, reasons=reasons)
         tables = {key: row.reshape(-1, self._repeats) for key, row in shown.items()}
@@ -192,45 +192,38 @@ class HeldOutScorer:
         self.by_prompt = scores.by_prompt
         return scores.metrics
 
-    def _corpus_values(
-        self, scores: Mapping[str, Scores]
+    def _figures(
+        self, samples: Samples, scores: Mapping[str, Scores]
     ) -> tuple[dict[str, float], dict[str, Scores]]:
-        """Return the scores of the corpus, and the jackknife values of each, (prompts,)."""
-        values, jackknifed, repeats = dict[str, float](), {}, self._repeats
-        for key, component in self.components.items():
-            columns = {n: scores[f"{CORPUS}/{key}/{n}"] for n in component.scorer.corpus_columns}
-            columns[component.name] = scores[key]
-            whole = _corpus_of(key, component, columns)
-            starts = range(0, len(scores[key]), repeats) if whole else ()
-            left_out = [
-                _corpus_of(
-                    key,
-                    component,
-                    {n: np.delete(each, slice(i, i + repeats)) for n, each in columns.items()},
-                )
-                for i in starts
-            ]
-            values |= whole
-            for name, value in whole.items():
-                jackknifed[name] = jackknife_values(value, [each[name] for each in left_out])
-        return values, jackknifed
+        """Return the scores of the corpus, and jackknife values, each of shape (prompts,).
 
-    def _jackknifed_groups(
-        self, grouped: Mapping[str, Component], samples: Samples, scores: Mapping[str, Scores]
-    ) -> dict[str, Scores]:
-        """Return the jackknife values, (prompts,), of the scores that a group of texts shares."""
-        repeats = self._repeats
-        # Failed samples are not counted.
-        failed = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
-        rows = [
-            [row for row in range(len(samples)) if row // repeats != prompt and not failed[row]]
-            for prompt in range(len(samples) // repeats)
-        ]
-        without = [score(grouped, samples[kept]).scores for kept in rows]
-        return {
-            key: jackknife_values(valid_mean(scores[key]), [valid_mean(w[key]) for w in without])
-            for key in grouped
-        }
+        The latter are of scores of the corpus, and of scores that a group of texts shares.
+        """
+        grouped = {key: c for key, c in self.components.items() if c.scorer.of_groups}
+        missing = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
+
+        def of_corpus(rows: Rows) -> dict[str, float]:
+            figures = dict[str, float]()
+            for key, component in self.components.items():
+                read = {n: scores[f"{CORPUS}/{key}/{n}"] for n in component.scorer.corpus_columns}
+                columns = {**read, component.name: scores[key]}
+                figures |= _corpus_of(key, component, {n: v[rows] for n, v in columns.items()})
+            return figures
+
+        def of_groups(rows: Rows) -> dict[str, float]:
+            again = score(grouped, samples[rows[~missing[rows]].tolist()]).scores
+            return {key: valid_mean(again[key]) for key in grouped}
+
+        prompts = np.arange(len(samples)) // self._repeats
+        corpus = of_corpus(np.arange(len(samples)))
+        means = {key: valid_mean(scores[key]) for key in grouped if prompts[-1] > 0}
+        jackknifed = {}
+        for whole, figures_of in ((means, of_groups), (corpus, of_corpus)):
+            others = (np.flatnonzero(prompts != prompt) for prompt in range(prompts[-1] + 1))
+            without = [figures_of(rows) for rows in others] if whole else []
+            for name, value in whole.items():
+                jackknifed[name] = jackknife_values(value, [each[name] for each in without])
+        return corpus, jackknifed
 
 
 _DEVIATION = "_deviation"
