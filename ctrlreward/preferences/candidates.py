@@ -88,23 +88,14 @@ def best_of_n(
 
 
 class PreferencePairs(NamedTuple):
-    """Pairs of completions of one prompt, and counts of the completions left out.
+    """Rows of the chosen and of the rejected completion of each pair.
 
-    Attributes:
-        chosen: Row of the chosen completion of each pair.
-        rejected: Row of the rejected completion of each pair.
-        failed: Completions without a reward.
-        repeated: Completions that repeat another one of their prompt.
-        tied: Pairs whose rewards differ by no more than the margin.
-        single: Prompts with fewer than two different completions that have a reward.
+    `failed` is the number of different completions without a reward.
     """
 
     chosen: list[int]
     rejected: list[int]
     failed: int
-    repeated: int
-    tied: int
-    single: int
 
 
 def preference_pairs(
@@ -129,7 +120,7 @@ def preference_pairs(
 
     Examples:
         >>> preference_pairs(["soup"] * 3, ["good", "cold", "warm"], np.array([3.0, 1.0, 2.0]))
-        PreferencePairs(chosen=[0], rejected=[1], failed=0, repeated=0, tied=0, single=0)
+        PreferencePairs(chosen=[0], rejected=[1], failed=0)
     """
     if not len(prompts) == len(texts) == len(totals):
         raise ValueError(
@@ -140,24 +131,18 @@ def preference_pairs(
     not_negative("margin", margin)
     chosen: list[int] = []
     rejected: list[int] = []
-    failed = repeated = tied = single = 0
+    failed = 0
     for rows in rows_by_prompt(prompts):
         different = {texts[i]: i for i in reversed(rows)}  # the first row of each text
         scored = [i for i in different.values() if np.isfinite(totals[i])]
-        repeated += len(rows) - len(different)
         failed += len(different) - len(scored)
-        if len(scored) < 2:
-            single += 1
-            continue
         ranked = sorted(scored, key=lambda i: (-totals[i], i))
         for k in range(min(per_prompt, len(ranked) // 2)):
             best, worst = ranked[k], ranked[-1 - k]
             if totals[best] - totals[worst] > margin:
                 chosen.append(best)
                 rejected.append(worst)
-            else:
-                tied += 1
-    return PreferencePairs(chosen, rejected, failed, repeated, tied, single)
+    return PreferencePairs(chosen, rejected, failed)
 
 
 def write_pairs(
