@@ -18,6 +18,14 @@ class ItemError(ValueError):
         column: Name of the column.
         row: Index of the sample, in what the caller passed.
         problem: What is wrong with the item: what follows its name in the message.
+
+    Examples:
+        >>> from ctrlreward import Samples
+        >>> try:
+        ...     Samples(["The soup"], prefixes=["The tea"])
+        ... except ItemError as error:
+        ...     error.column, error.row
+        ('prefixes', 0)
     """
 
     def __init__(self, column: str, row: int, problem: str) -> None:

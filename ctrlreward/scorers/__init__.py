@@ -1,11 +1,12 @@
 """Scorers: frozen models and formulas that turn `Samples` into named scores."""
 
+from ctrlreward.failures import Failures, ItemError
 from ctrlreward.samples import attribute_label
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.attribute import AttributeClassifier
 from ctrlreward.scorers.bartscore import BARTScore
-from ctrlreward.scorers.base import Component, CompositeScorer, Scorer, ScoreSpec
+from ctrlreward.scorers.base import Component, CompositeScorer, Scored, Scorer, ScoreSpec
 from ctrlreward.scorers.components import ComponentLike, FunctionScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct, Repetition
@@ -31,7 +32,9 @@ __all__ = [
     "CompositeScorer",
     "Criterion",
     "Distinct",
+    "Failures",
     "FunctionScorer",
+    "ItemError",
     "Judge",
     "LexiconSentiment",
     "ModelOptions",
@@ -42,6 +45,7 @@ __all__ = [
     "RewardModel",
     "Rubric",
     "ScoreSpec",
+    "Scored",
     "Scorer",
     "Similarity",
     "Task",

@@ -76,6 +76,17 @@ class Scored(NamedTuple):
 
     `failures` say why scores of a sample are NaN, `reasons` a judge's reason for each score, by
     name n texts, "" for none.
+
+    Examples:
+        >>> class Letters(Scorer):
+        ...     specs = {"letters": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
+        ...
+        ...     def score_samples(self, samples):
+        ...         counts = [sum(map(str.isalpha, text)) or np.nan for text in samples.texts]
+        ...         rows = np.flatnonzero(np.isnan(counts)).tolist()
+        ...         return Scored({"letters": counts}, Failures.fromkeys(rows, "no letter"))
+        >>> score({"letters": Letters()["letters"]}, Samples(["Soup", "12", ""])).failures
+        {2: 'the text is empty', 1: 'no letter'}
     """
 
     scores: Mapping[str, Any]
