@@ -78,6 +78,8 @@ class Scored(NamedTuple):
     name n texts, "" for none.
 
     Examples:
+        >>> from ctrlreward import Samples
+        >>> from ctrlreward.failures import Failures
         >>> class Letters(Scorer):
         ...     specs = {"letters": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
         ...

@@ -27,7 +27,7 @@ class EvenModel:
     tokenizer = None  # only long texts are tokenized
 
     def answer(self, tasks: Sequence[Continuation]) -> list[TokenScores]:
-        counts = [sum(len(text.split()) for _, text in task.targets) for task in tasks]
+        counts = [sum(len("".join(text).split()) for _, text in task.targets) for task in tasks]
         return [
             TokenScores(np.arange(n), np.full(n, -math.log(30 + n)), np.array([n])) for n in counts
         ]
