@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import NoReturn
 
 from tqdm import tqdm
@@ -69,13 +68,11 @@ def track(title: str, total: float, unit: str = "texts", done: float = 0) -> Ite
     """
     outer = _SHARE.get()
     if outer is not None:
-        own = partial(_hide)
-        _SHARE.set(own)
+        _SHARE.set(_hide)
         try:
             yield Progress(total, done, lambda items: outer(items / total if total else 1.0))
         finally:
-            if _SHARE.get() is own:  # not so in a generator that is closed late
-                _SHARE.set(outer)
+            _SHARE.set(outer)
         return
     if rank_and_ranks()[0] or threading.current_thread() is not threading.main_thread():
         yield Progress(total, done, lambda items: None)

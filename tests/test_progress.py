@@ -13,7 +13,7 @@ from terminals import in_terminal
 
 from ctrlreward import Samples, Scorer, ScoreSpec, progress
 from ctrlreward.engine import batching
-from ctrlreward.engine.batching import run_distinct, windows
+from ctrlreward.engine.batching import in_windows, run_distinct
 from ctrlreward.progress import track
 from ctrlreward.scorers.base import score
 
@@ -108,28 +108,12 @@ def test_work_in_windows_is_counted_once(
     monkeypatch.setattr(progress._Display, "show", lambda display, done: shown.append(done))
     monkeypatch.setattr(batching, "_WINDOW_CHARACTERS", 2)
     with track("scoring", 6) as work, work.part(6):
-        for window in windows([1] * 8):
-            run_distinct([(i,) for i in window], 1, lambda rows: rows)
-    assert shown == [0, 0, 1.5, 3, 4.5, 6, 6]
-
-
-def test_a_generator_that_is_closed_late_hides_nothing(
-    wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[float] = []
-    monkeypatch.setattr(progress._Display, "show", lambda display, done: shown.append(done))
-    unfinished = windows([2**15] * 2)
-
-    def fail() -> None:
-        next(unfinished)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), track("first", 1) as work, work.part(1):
-        fail()
-    with track("second", 2) as work, work.part(1):
-        unfinished.close()
-        run_distinct([(0,), (1,)], 1, lambda rows: rows)
-    assert shown[-3:] == [0.5, 1, 1]
+        items = [(i,) for i in range(4)]
+        in_windows(items, [1] * 4, 2**11, lambda rows: run_distinct(rows, 1, lambda batch: batch))
+    assert [*dict.fromkeys(shown)] == [0, 1.5, 3, 4.5, 6]
+    with track("scoring", 6):
+        run_distinct(items, 1, lambda batch: batch)  # no part of the work
+    assert shown[-1] == 0
 
 
 def test_other_threads_show_nothing(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Ids = tuple[int, ...]
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # Characters of one window of texts on the CPU, about 47 texts of 60 words; more for larger passes.
@@ -73,14 +74,27 @@ def logits_within(batch_tokens: int, device: torch.device) -> int:
 def windows(sizes: Sequence[int], batch_tokens: int = _CPU_TOKENS) -> Iterator[range]:
     """Yield indices of items to score together, by their numbers of characters, or a single one."""
     largest = _WINDOW_CHARACTERS * max(1, batch_tokens // _CPU_TOKENS)
+    start = characters = 0
+    for i, size in enumerate((*sizes, largest + 1)):  # which ends the last window
+        if i > start and characters + size > largest:
+            yield range(start, i)
+            start, characters = i, 0
+        characters += size
+
+
+def in_windows(
+    items: Sequence[Item],
+    sizes: Sequence[int],
+    batch_tokens: int,
+    answer: Callable[[Sequence[Item]], list[Result]],
+) -> list[Result]:
+    """Call `answer` on the items of one window after the other; return a result each."""
+    results: list[Result] = []
     with track("reading", sum(sizes), "characters") as progress:
-        start = characters = 0
-        for i, size in enumerate((*sizes, largest + 1)):  # which ends the last window
-            if i > start and characters + size > largest:
-                yield range(start, i)
-                progress.advance(characters)
-                start, characters = i, 0
-            characters += size
+        for window in windows(sizes, batch_tokens):
+            with progress.part(sum(sizes[window.start : window.stop])):
+                results += answer(items[window.start : window.stop])
+    return results
 
 
 def run_batched(
@@ -97,7 +111,7 @@ def run_batched(
     """
     pending = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     results: dict[int, Result] = {}
-    with torch.inference_mode():
+    with torch.inference_mode(), track("reading", sum(lengths), "tokens") as progress:
         while pending:
             longest, unused, size = lengths[pending[0]], 0, 1
             while size < len(pending) and (size + 1) * longest <= batch_tokens:
@@ -118,6 +132,7 @@ def run_batched(
                 continue
             results.update(zip(batch, outputs, strict=True))
             pending = rest
+            progress.advance(sum(lengths[i] for i in batch))
     return [results[i] for i in range(len(lengths))]
 
 
@@ -131,15 +146,12 @@ def run_distinct(
     indices: dict[Ids, int] = {}
     inverse = [indices.setdefault(row, len(indices)) for row in rows]
     distinct = list(indices)
-    with track("reading", sum(map(len, distinct)), "tokens") as progress:
-
-        def read(batch: list[int]) -> Sequence[Result]:
-            chosen = [distinct[i] for i in batch]
-            results = forward(chosen)
-            progress.advance(sum(map(len, chosen)))
-            return results
-
-        results = run_batched([len(row) for row in distinct], batch_tokens, read, padding)
+    results = run_batched(
+        [len(row) for row in distinct],
+        batch_tokens,
+        lambda batch: forward([distinct[i] for i in batch]),
+        padding,
+    )
     return [results[i] for i in inverse]
 
 

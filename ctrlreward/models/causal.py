@@ -21,7 +21,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from ctrlreward.engine.batching import pad_rows, run_batched, windows
+from ctrlreward.engine.batching import in_windows, pad_rows, run_batched
 from ctrlreward.engine.output_layer import (
     check_output_layer,
     states_and_output,
@@ -83,10 +83,9 @@ class CausalLM(FrozenModel):
         A continuation that exceeds the model's context loses the tokens farthest from the target
         first, then the last ones of the target, with a warning.
         """
-        answers: list[TokenScores] = []
         lengths: list[int] = []
-        for window in windows([task.size for task in tasks], self.batch_tokens):
-            answers += self._answer(tasks[window.start : window.stop], lengths)
+        answer = partial(self._answer, lengths=lengths)
+        answers = in_windows(tasks, [task.size for task in tasks], self.batch_tokens, answer)
         dropped = "tokens farthest from the target"
         warn_truncated("continuations", lengths, self._limit, dropped)
         return answers

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_batched, windows
+from ctrlreward.engine.batching import Ids, in_windows, pad_rows, run_batched
 from ctrlreward.engine.output_layer import (
     check_output_layer,
     states_and_output,
@@ -117,11 +117,10 @@ class Seq2SeqInfiller(FrozenModel):
 
     def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
         """Return the scores of the targets of each task, blank by blank."""
-        answers: list[TokenScores] = []
         lengths: list[int] = []
         read: list[int] = []
-        for window in windows([task.size for task in tasks], self.batch_tokens):
-            answers += self._answer(tasks[window.start : window.stop], lengths, read)
+        answer = partial(self._answer, lengths=lengths, read=read)
+        answers = in_windows(tasks, [task.size for task in tasks], self.batch_tokens, answer)
         warn_truncated("patterns", lengths, self.max_tokens, "tokens farthest from the blank")
         warn_truncated("fillings", read, self.decoder_limit, "their last tokens", "decoder")
         return answers

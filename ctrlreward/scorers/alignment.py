@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -27,6 +27,7 @@ from ctrlreward.models.aligner import (
 )
 from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.models.pairs import UNITS, Unit
+from ctrlreward.progress import track
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, computable
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
@@ -269,7 +270,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     def score_samples(self, samples: Samples, names: Collection[str] | None = None) -> Scored:
         """Return the scores in `names`; NaN without a token to average."""
         aspects = self._wanted(names)
-        each = list(self._align_each(samples, aspects))
+        each = self._align_each(samples, aspects)
         failures = Failures()
         for found in each:
             if np.isnan(found.score):
@@ -303,8 +304,8 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             for i in range(len(samples))
         ]
 
-    def _align_each(self, samples: Samples, aspects: Sequence[str]) -> Iterator[Aligned]:
-        """Yield each direction of each sample; a pair of texts is aligned once for all."""
+    def _align_each(self, samples: Samples, aspects: Sequence[str]) -> list[Aligned]:
+        """Return each direction of each sample; a pair of texts is aligned once for all."""
         loaded = self.loaded_model
         # Jobs of each aligner, by its pairs of texts.
         work: dict[int, tuple[Aligner, dict[tuple[str, str], list[_Job]]]] = {}
@@ -324,13 +325,17 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
                 for i, (row, other) in enumerate(zip(texts, joined, strict=True)):
                     for part, item in enumerate(row):
                         jobs.setdefault((item, other), []).append((name, direction, i, part))
-        for aligner, jobs in work.values():
-            pairs = group_shared_texts(pair for pair in jobs if all(pair))
-            empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
-            with locked(aligner):
-                for pair, alignment in chain(empty, zip(pairs, aligner.align(pairs), strict=True)):
-                    for job in jobs[pair]:
-                        yield self._aligned(job, pair, alignment)
+        found: list[Aligned] = []
+        with track("aligning", sum(len(jobs) for _, jobs in work.values()), "pairs") as progress:
+            for aligner, jobs in work.values():
+                pairs = group_shared_texts(pair for pair in jobs if all(pair))
+                empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
+                with locked(aligner):
+                    aligned = zip(pairs, aligner.align(pairs), strict=True)
+                    for pair, alignment in chain(empty, aligned):
+                        found += [self._aligned(job, pair, alignment) for job in jobs[pair]]
+                        progress.advance(1)
+        return found
 
     def _aligned(self, job: _Job, pair: tuple[str, str], found: TokenAlignment) -> Aligned:
         """Aggregate the alignment of a pair; NaN if there is nothing to score."""

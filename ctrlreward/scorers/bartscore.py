@@ -12,6 +12,7 @@ from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.failures import Failures
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs
+from ctrlreward.progress import track
 from ctrlreward.samples import Samples, empty_items
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
@@ -103,7 +104,12 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
 
     def score_samples(self, samples: Samples, names: Collection[str] = ()) -> Scored:
         """Return the chosen scores; NaN for an empty source or reference."""
-        parts = {part: self._score(part, samples) for name in names for part in _PARTS[name]}
+        wanted = dict.fromkeys(part for name in names for part in _PARTS[name])
+        parts = {}
+        with track("scoring", len(wanted), "parts") as progress:
+            for part in wanted:
+                with progress.part(1):
+                    parts[part] = self._score(part, samples)
         scores = {name: np.mean([parts[p][0] for p in _PARTS[name]], axis=0) for name in names}
         failures = Failures()
         for _, failed in parts.values():
@@ -117,11 +123,12 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         failures = empty_items(read, sources) | empty_items(scored, targets)
         kept = [i for i in range(len(samples)) if i not in failures]
         scores = np.full(len(samples), np.nan)
-        for window in windows([len(sources[i]) + len(targets[i]) for i in kept]):
-            rows = [kept[place] for place in window]
-            with self.locked_model() as model:
-                results = conditional_log_probs(
-                    model, [sources[i] for i in rows], [targets[i] for i in rows]
-                )
-            scores[rows], _ = mean_log_probs(results)
+        with track("scoring", len(kept)) as progress:
+            for window in windows([len(sources[i]) + len(targets[i]) for i in kept]):
+                rows = [kept[place] for place in window]
+                with progress.part(len(rows)), self.locked_model() as model:
+                    results = conditional_log_probs(
+                        model, [sources[i] for i in rows], [targets[i] for i in rows]
+                    )
+                scores[rows], _ = mean_log_probs(results)
         return scores, Failures(failures)
