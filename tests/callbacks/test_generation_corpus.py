@@ -54,7 +54,7 @@ class Words:
     tokenizer = None  # only long texts are tokenized
 
     def answer(self, tasks: Sequence[Continuation]) -> list[TokenScores]:
-        texts = ["".join(text for _, text in task.targets) for task in tasks]
+        texts = ["".join(piece for _, text in each.targets for piece in text) for each in tasks]
         rows = [np.log(chances(text)) for text in texts]
         return [TokenScores(np.arange(len(row)), row, np.array([len(row)])) for row in rows]
 
