@@ -318,6 +318,8 @@ def trees(targets: Sequence[Scored], most: int) -> Forest:
     A target is a sequence and the place from which it is scored. The first token of a sequence is
     predicted by node -1, its last one is not read.
     """
+    if len(targets) == 1:
+        return _chain(*targets[0])
     sizes = [max(0, len(sequence) - start) for sequence, start in targets]
     first = [*accumulate(sizes, initial=0)]
     tables: list[Row] = []  # of lists
@@ -347,6 +349,16 @@ def trees(targets: Sequence[Scored], most: int) -> Forest:
         row.ends[row.ends == 0] = len(row.ids)
     tokens = [token for sequence, start in targets for token in sequence[start:]]
     return Forest(rows, np.array(tokens, np.int64), np.array(sizes, np.int64))
+
+
+def _chain(sequence: list[int], start: int) -> Forest:
+    """Return the row of one sequence."""
+    ids = np.array(sequence, np.int64)
+    nodes, tokens = np.arange(len(sequence) - 1), ids[start:]
+    ends = np.full(len(nodes), len(nodes))
+    predicting = np.arange(start - 1, start - 1 + len(tokens))
+    row = Row(ids[:-1], nodes, ends, predicting, np.arange(len(tokens)))
+    return Forest([row], tokens, np.array([len(tokens)]))
 
 
 def padded_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:

@@ -250,6 +250,8 @@ def read_ends(
 
 def characters(tokenizer: PreTrainedTokenizerBase, pieces: Pieces) -> str:
     """Return pieces as a string, with control tokens as they are written."""
+    if len(pieces) == 1 and isinstance(pieces[0], str):
+        return pieces[0]
     names = control_of(tokenizer).names
     return "".join(piece if isinstance(piece, str) else names[piece] for piece in pieces)
 
@@ -266,10 +268,10 @@ def _readings(
     readings = []
     for chunk, ids, own in zip(chunks, encoded["input_ids"], spans, strict=True):
         found = [] if literal.isdisjoint(ids) else [i for i in ids if i in literal]
-        if found != [piece for piece in chunk if piece in literal]:
+        if found != [*filter(literal.__contains__, chunk)]:
             readings.append(_one_by_one(tokenizer, chunk))
         else:
-            readings.append((ids, [end for _, end in own]))
+            readings.append((ids, [end for _, end in own] if own else []))
     return readings
 
 
@@ -287,7 +289,7 @@ def read_scored(
     cuts = []
     for first, second in pairs:
         chunks, place = chunked((*first, *second), apart), 0
-        given = sum(piece != "" for piece in first)
+        given = len(first) - first.count("")
         while place < len(chunks) and given >= len(chunks[place]):
             given -= len(chunks[place])
             place += 1
