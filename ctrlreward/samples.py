@@ -462,7 +462,7 @@ def _item(name: str, i: int, item: Any, integers: bool) -> Any:
     item = _plain(item)
     if isinstance(item, str):
         return item
-    if integers and isinstance(item, Integral) and not isinstance(item, bool):
+    if integers and not isinstance(item, bool) and isinstance(item, Integral):
         return str(int(item))
     if name == "labels" and isinstance(item, Mapping):
         try:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import product
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches
 from ctrlreward.reward import Reward
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers import (
     CompositeScorer,
     CTRLEval,
@@ -166,9 +166,11 @@ class SeveralRelevances(CompositeScorer, TaskScorer):
         folds = {"geometric_mean": _geometric_mean, "min": _lowest, "mean": _mean}
         return {"attribute_relevance": folds[self.folding](relevances), **relevances}
 
-    def explain(self, samples: Samples) -> list[dict[str, Explanation]]:
+    def explain(
+        self, samples: SamplesLike | None = None, **columns: Any
+    ) -> list[dict[str, Explanation]]:
         """Return the relevance of each attribute of each sample with its evaluators."""
-        each = [part.explain(samples) for part in self.parts]
+        each = [part.explain(samples, **columns) for part in self.parts]
         return [
             {
                 f"{name}_relevance": found["attribute_relevance"]
