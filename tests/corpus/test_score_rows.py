@@ -95,7 +95,7 @@ def test_what_a_scorer_says_names_the_row_of_the_user(caplog: pytest.LogCaptureF
 def test_an_error_of_a_scorer_names_the_row(refused: Callable[..., str]) -> None:
     write(rows(7, row_6={"text": "bad"}))
     error = refused("in.jsonl", "out.csv", "--scorers=fakes.Length")
-    assert error.endswith(" error: in.jsonl:7: text = 'bad': give a good one")
+    assert error.endswith("error: in.jsonl:7: text = 'bad': give a good one")
 
 
 def test_an_input_that_was_edited_between_two_runs_is_refused(
