@@ -27,9 +27,9 @@ from side_by_side import DATA, Work, compare, cost_curve, parse_options, print_h
 from ctrlreward import Samples
 from ctrlreward.functional.alignment import best_cosines
 from ctrlreward.models.encoder import Encoder
+from ctrlreward.models.sources import resolve
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers import Alignment
-from ctrlreward.weights.sources import resolve
 
 SUITE = "ctc"
 MODEL = "minilm-l6"

@@ -62,8 +62,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity
-from ctrlreward.engine import batching, output_layer
 from ctrlreward.files import write_whole
+from ctrlreward.models import batching, output_layer
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.tasks import Blank, Patterns, as_pieces
 from ctrlreward.models.tokenization import characters

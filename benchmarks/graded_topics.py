@@ -2,7 +2,7 @@
 
     python benchmarks/studies/graded_topics.py [--model smollm2-135m] [--dtype bfloat16]
 
-`ctrlreward.text.passages` has 40 passages that we wrote, ten of each topic of the paper. Each is
+`ctrlreward.models.passages` has 40 passages that we wrote, ten of each topic of the paper. Each is
 damaged by degrees, which are the grades:
 
 - coherence: as written (3); a sentence is replaced by one from another passage of its topic (2), of
@@ -22,8 +22,8 @@ import random
 from scipy.stats import kendalltau
 
 from ctrlreward import CTRLEval, Samples
-from ctrlreward.text.passages import Passage, passages
-from ctrlreward.text.sentences import find_splitter
+from ctrlreward.models.passages import Passage, passages
+from ctrlreward.models.sentences import find_splitter
 
 
 def sentences_of(passage: Passage) -> list[str]:

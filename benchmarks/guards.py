@@ -14,10 +14,10 @@ import torch
 
 from ctrlreward import MeanMinusDeviation, Minimum, Reward, Samples, fit_scales
 from ctrlreward.callbacks import ReferenceReward, RewardShaping, UsefulRange
+from ctrlreward.models.passages import passages
 from ctrlreward.probing import examination as probing
 from ctrlreward.scorers import FunctionScorer
 from ctrlreward.scorers.base import Scores
-from ctrlreward.text.passages import passages
 
 PASSAGES = passages()[::2]
 # Sound answers continue their source in words of their own.

@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from ctrlreward import Alignment, CTRLEval, Perplexity, Reward, RewardModel, Samples
-from ctrlreward.weights import resolve
+from ctrlreward.models.sources import resolve
 
 BASELINE = Path(__file__).with_name("host_baseline.json")
 DATA = Path(os.environ.get("CTRLREWARD_DATA", ""))

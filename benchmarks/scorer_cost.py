@@ -26,9 +26,9 @@ from side_by_side import machine
 from transformers.utils import logging as transformers_logging
 
 from ctrlreward import Distinct, Repetition, Samples
+from ctrlreward.models.passages import passages
+from ctrlreward.models.sources import resolve
 from ctrlreward.scorers import LexiconSentiment
-from ctrlreward.text.passages import passages
-from ctrlreward.weights.sources import resolve
 
 # Cases of device_cases.py, and their scorer and model in the table.
 SHOWN = {

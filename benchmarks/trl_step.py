@@ -39,6 +39,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from ctrlreward import Samples, callbacks, huggingface
 from ctrlreward.adapters.trl import as_reward_funcs
+from ctrlreward.models.sources import resolve
 from ctrlreward.policy import Generation, LoRA, Objective, OptimizerConfig
 from ctrlreward.recipes.controlled_generation import (
     PromptData,
@@ -46,7 +47,6 @@ from ctrlreward.recipes.controlled_generation import (
     held_out_scores,
     relevance_reward,
 )
-from ctrlreward.weights.sources import resolve
 
 CONFIG = Path(__file__).parents[1] / "configs/controlled_generation/sentiment_smollm2.yaml"
 DEMO = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))

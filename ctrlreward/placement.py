@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from ctrlreward.engine.accelerators import on_this_device
+from ctrlreward.models.accelerators import on_this_device
 
 Result = TypeVar("Result")
 

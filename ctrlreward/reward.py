@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ctrlreward.aggregates import AGGREGATES, Aggregate, Weighted
 from ctrlreward.arguments import one_of
-from ctrlreward.engine.accelerators import scoring_stream
 from ctrlreward.functional.aggregates import counted_where
+from ctrlreward.models.accelerators import scoring_stream
 from ctrlreward.placement import Worker
 from ctrlreward.samples import Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import LARGEST, Component, Scorer, Scores, score

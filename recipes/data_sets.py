@@ -20,7 +20,7 @@ import yaml
 
 from ctrlreward.extras import import_extra
 from ctrlreward.files import write_whole
-from ctrlreward.weights.cache import cache_folder
+from ctrlreward.models.cache import cache_folder
 
 DATA_SETS: Mapping[str, Any] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")

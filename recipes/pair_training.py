@@ -9,9 +9,9 @@ from typing import Any
 from peft import LoraConfig
 
 from ctrlreward.extras import import_extra
+from ctrlreward.models.loading import load_tokenizer
+from ctrlreward.models.sources import resolve
 from ctrlreward.tables.row_streams import Row, read_rows
-from ctrlreward.weights.loading import load_tokenizer
-from ctrlreward.weights.sources import resolve
 
 
 def read_pairs(path: Path) -> list[Row]:

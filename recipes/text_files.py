@@ -7,8 +7,8 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from ctrlreward.models.words import split_words
 from ctrlreward.recipes.data_sets import local_file
-from ctrlreward.text.words import split_words
 
 # Letters and digits, with apostrophes and hyphens inside; punctuation is not a word.
 WORD = re.compile(r"\w+(?:['’\-]\w+)*|'\w+")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ctrlreward.weights.cache import cache_folder
+from ctrlreward.models.cache import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ train = validation = rows
     "other_trainers.md": """
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from ctrlreward.weights.sources import resolve
+from ctrlreward.models.sources import resolve
 folder = resolve("smollm2-135m")
 model, tokenizer = (c.from_pretrained(folder) for c in (AutoModelForCausalLM, AutoTokenizer))
 tokenizer.pad_token = tokenizer.eos_token

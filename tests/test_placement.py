@@ -12,7 +12,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from ctrlreward import Samples
 from ctrlreward.callbacks import GenerationScorer
-from ctrlreward.engine import accelerators
+from ctrlreward.models import accelerators
 from ctrlreward.placement import Worker, shared_device
 from ctrlreward.scorers import (
     Accuracy,

@@ -12,8 +12,8 @@ import pytest
 from terminals import in_terminal
 
 from ctrlreward import Samples, Scorer, ScoreSpec, progress
-from ctrlreward.engine import batching
-from ctrlreward.engine.batching import in_windows, run_distinct
+from ctrlreward.models import batching
+from ctrlreward.models.batching import in_windows, run_distinct
 from ctrlreward.progress import track
 from ctrlreward.scorers.base import score
 

@@ -26,12 +26,12 @@ from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import read_config
 from ctrlreward.corpus import score as score_command
 from ctrlreward.files import JsonLog, read_yaml
+from ctrlreward.models.wheels import extract
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers.judge import Rubric
 from ctrlreward.scorers.task import Task
 from ctrlreward.tables.row_streams import parse_rows
 from ctrlreward.tables.table_writing import encode_rows
-from ctrlreward.weights.wheels import extract
 
 SCORE = "score rows.jsonl scored.jsonl --scorers Distinct"
 REWARD = f"{__name__}:brevity"

@@ -33,9 +33,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ctrlreward.engine import sharing
+from ctrlreward.models import sharing, sources
 from ctrlreward.recipes.scoring_models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
-from ctrlreward.weights import sources
 
 VOCABULARY = 400
 CORPUS = [

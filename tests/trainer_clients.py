@@ -14,8 +14,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from ctrlreward.weights.cache import build_once
-from ctrlreward.weights.wheels import extract
+from ctrlreward.models.cache import build_once
+from ctrlreward.models.wheels import extract
 
 
 class Client(NamedTuple):

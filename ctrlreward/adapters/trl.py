@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ctrlreward.adapters._conversion import build_samples, check_columns
-from ctrlreward.engine.sharing import locked
+from ctrlreward.models.chats import as_prompt, plain_text
+from ctrlreward.models.sharing import locked
 from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.text.chats import as_prompt, plain_text
 
 Rewards = list[float | None]
 RewardFunc = Callable[..., Rewards]

@@ -20,13 +20,13 @@ from torch.nn import Module
 
 from ctrlreward.adapters._conversion import completions_of
 from ctrlreward.adapters.trl import _RewardFunc
-from ctrlreward.engine.sharing import locked
 from ctrlreward.files import JsonLog, without_nan
+from ctrlreward.models.chats import plain_text
+from ctrlreward.models.sharing import locked
 from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.reward import AnyReward, RewardBatch
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.selection.drift import LEVEL, DriftAlarm, DriftMonitor, Floats, Rollouts
-from ctrlreward.text.chats import plain_text
 
 log = logging.getLogger(__name__)
 

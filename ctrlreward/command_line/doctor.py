@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ctrlreward.command_line.terminal import plain_parser
 from ctrlreward.extras import EXTRA_OF, PURPOSES
-from ctrlreward.weights.sources import SHORT_NAMES, VECTOR_NAMES, cached_folder
+from ctrlreward.models.sources import SHORT_NAMES, VECTOR_NAMES, cached_folder
 
 _DESCRIPTION = """Print the versions, the devices of scorers, the extras that are missing with what
 each is for, and whether the built-in weights are on this machine. Nothing is downloaded."""
@@ -44,8 +44,8 @@ def _versions() -> list[str]:
 def _devices() -> list[str]:
     import torch
 
-    from ctrlreward.engine.accelerators import free_memory
-    from ctrlreward.weights.dtypes import pick_dtype
+    from ctrlreward.models.accelerators import free_memory
+    from ctrlreward.models.dtypes import pick_dtype
 
     fastest = str(pick_dtype("fastest", "cpu")).removeprefix("torch.")
     lines = [f"cpu: {os.cpu_count()} cores, fastest dtype {fastest}"]

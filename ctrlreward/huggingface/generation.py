@@ -40,6 +40,7 @@ from ctrlreward.held_out import (
     prompts_digest,
 )
 from ctrlreward.huggingface.run_state import PREFIX, RestoresItself, join_state, scorers
+from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.models.tokenization import before_space
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
 from ctrlreward.samples import Samples, SamplesLike, parse_conversation, table_of
@@ -47,7 +48,6 @@ from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import sample_table
 from ctrlreward.sharded_weights import whole_weights
-from ctrlreward.text.chats import as_prompt, plain_text
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ from transformers import (
 )
 
 from ctrlreward.arguments import one_of
-from ctrlreward.engine.batching import run_batched, windows
-from ctrlreward.engine.sharing import locked
 from ctrlreward.functional.alignment import best_cosines
+from ctrlreward.models.batching import run_batched, windows
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.frozen import FrozenModel
@@ -33,6 +32,7 @@ from ctrlreward.models.pairs import (
     pad_pairs,
     warn_truncated_pairs,
 )
+from ctrlreward.models.sharing import locked
 from ctrlreward.models.tokenization import warn_unknown
 
 Spans = tuple[tuple[int, int], ...]

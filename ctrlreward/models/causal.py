@@ -21,14 +21,14 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from ctrlreward.engine.batching import in_windows, pad_rows, run_batched
-from ctrlreward.engine.output_layer import (
+from ctrlreward.models.batching import in_windows, pad_rows, run_batched
+from ctrlreward.models.control_tokens import Piece, Pieces, control_of, written_pieces
+from ctrlreward.models.frozen import FrozenModel
+from ctrlreward.models.output_layer import (
     check_output_layer,
     states_and_output,
     token_log_probs,
 )
-from ctrlreward.models.control_tokens import Piece, Pieces, control_of, written_pieces
-from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.tasks import (
     TEXT_SLOT,
     Blank,

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.weights.loading import load_config
+from ctrlreward.models.loading import load_config
 
 Probabilities = npt.NDArray[np.float64]
 

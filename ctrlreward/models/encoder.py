@@ -15,9 +15,9 @@ from torch.nn import ModuleList
 from torch.nn.functional import normalize
 from transformers import AutoModel, PreTrainedModel
 
-from ctrlreward.engine.batching import Ids
+from ctrlreward.models.batching import Ids
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.weights.sources import SHORT_NAMES, resolve
+from ctrlreward.models.sources import SHORT_NAMES, resolve
 
 Vectors = npt.NDArray[np.float64]
 

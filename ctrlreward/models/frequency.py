@@ -33,7 +33,7 @@ class InverseFrequency:
     Examples:
         >>> InverseFrequency(np.array([0.0, 2.5, 0.7])).sentence_weight([0, 2, 1, 2])
         2.5
-        >>> from ctrlreward.weights.loading import load_tokenizer
+        >>> from ctrlreward.models.loading import load_tokenizer
         >>> tokenizer = load_tokenizer("smollm2-135m")
         >>> table = InverseFrequency.from_corpus(["The soup was good.", "Cold soup."], tokenizer)
     """

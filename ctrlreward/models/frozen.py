@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ctrlreward.engine.batching import (
+from ctrlreward.models.batching import (
     Ids,
     logits_within,
     pad_rows,
@@ -19,9 +19,9 @@ from ctrlreward.engine.batching import (
     run_distinct,
     token_budget,
 )
+from ctrlreward.models.dtypes import Quantization
+from ctrlreward.models.loading import AutoClass, check_vocabulary, load_frozen, load_tokenizer
 from ctrlreward.models.tokenization import encode_texts, max_tokens, warn_unknown
-from ctrlreward.weights.dtypes import Quantization
-from ctrlreward.weights.loading import AutoClass, check_vocabulary, load_frozen, load_tokenizer
 
 Row = TypeVar("Row", bound=Any)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.engine.batching import Ids, pad_rows
+from ctrlreward.models.batching import Ids, pad_rows
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.samples import shortened
 

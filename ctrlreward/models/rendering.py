@@ -10,10 +10,10 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import did_you_mean
+from ctrlreward.models.chats import plain_text, prompt_text
 from ctrlreward.models.control_tokens import Pieces, chat_pieces, written_pieces
 from ctrlreward.models.tokenization import Ids, read_chunks, special_ids, warn_truncated
 from ctrlreward.samples import parse_conversation
-from ctrlreward.text.chats import plain_text, prompt_text
 
 Side: TypeAlias = Literal["left", "right"]
 

@@ -20,10 +20,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ctrlreward.models.dtypes import pick_dtype
 from ctrlreward.models.frozen import FrozenModel
+from ctrlreward.models.loading import freeze, load_config, load_tokenizer, load_weights
 from ctrlreward.models.rendering import Answer, Side, encode
-from ctrlreward.weights.dtypes import pick_dtype
-from ctrlreward.weights.loading import freeze, load_config, load_tokenizer, load_weights
 
 Ratings = npt.NDArray[np.float64]
 

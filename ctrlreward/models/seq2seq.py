@@ -14,16 +14,17 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput
 
-from ctrlreward.engine.batching import Ids, in_windows, pad_rows, run_batched
-from ctrlreward.engine.output_layer import (
+from ctrlreward.models.batching import Ids, in_windows, pad_rows, run_batched
+from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.control_tokens import Pieces, control_tokens
+from ctrlreward.models.frozen import FrozenModel
+from ctrlreward.models.loading import load_config
+from ctrlreward.models.output_layer import (
     check_output_layer,
     states_and_output,
     token_log_probs,
 )
-from ctrlreward.engine.sharing import shared_model
-from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.control_tokens import Pieces, control_tokens
-from ctrlreward.models.frozen import FrozenModel
+from ctrlreward.models.sharing import shared_model
 from ctrlreward.models.tasks import Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import (
     NOTHING,
@@ -37,7 +38,6 @@ from ctrlreward.models.tokenization import (
     special_ids,
     warn_truncated,
 )
-from ctrlreward.weights.loading import load_config
 
 
 def load_infiller(

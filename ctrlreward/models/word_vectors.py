@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from ctrlreward.extras import import_extra
 from ctrlreward.files import read_json, whole_folder
-from ctrlreward.text.words import split_words_and_marks
-from ctrlreward.weights import sources
+from ctrlreward.models import sources
+from ctrlreward.models.words import split_words_and_marks
 
 Matrix = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.float64]

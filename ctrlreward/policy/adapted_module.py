@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.lightning_package import LightningModule, misconfigured
+from ctrlreward.models.loading import check_vocabulary, load_tokenizer
 from ctrlreward.policy.model import LoRA, checkpoint_gradients, load_policy, reference_policy
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw
 from ctrlreward.policy.prompts import Prompt, end_of_turn, model_texts
 from ctrlreward.policy.rollouts import Generation, Rollout, add_end_tokens, sample
 from ctrlreward.ranks import rank_and_ranks
-from ctrlreward.weights.loading import check_vocabulary, load_tokenizer
 
 PROMPTS_PER_BATCH = 128  # in `complete`
 _ADVICE = "Pass the model and the lora that the checkpoint was trained with."

@@ -26,9 +26,9 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from ctrlreward.arguments import one_of, positive
-from ctrlreward.weights.dtypes import Dtype, Quantization, pick_dtype, quantization_config
-from ctrlreward.weights.loading import load_config, load_weights
-from ctrlreward.weights.sources import resolve
+from ctrlreward.models.dtypes import Dtype, Quantization, pick_dtype, quantization_config
+from ctrlreward.models.loading import load_config, load_weights
+from ctrlreward.models.sources import resolve
 
 
 def load_base(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from jinja2 import TemplateError
 
 from ctrlreward.arguments import kind_of
+from ctrlreward.models.chats import prompt_messages
 from ctrlreward.models.control_tokens import Pieces, chat_pieces
 from ctrlreward.samples import COLUMN_OF, Samples, shortened, table_of
-from ctrlreward.text.chats import prompt_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from ctrlreward.arguments import not_negative, positive
-from ctrlreward.engine.output_layer import states_and_output, token_log_probs
 from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import Pieces
+from ctrlreward.models.output_layer import states_and_output, token_log_probs
 from ctrlreward.models.tasks import as_pieces
 from ctrlreward.models.tokenization import before_space, read_chunks, special_ids
 

@@ -15,6 +15,7 @@ from ctrlreward.command_line.terminal import number_table, plain_console
 from ctrlreward.files import check_writable, json_text, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.preferences import PairAccuracy, pair_accuracy
+from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.reward import Reward
 from ctrlreward.scorers import Scorer
 from ctrlreward.scorers.base import Scores, score
@@ -27,7 +28,6 @@ from ctrlreward.tables.table_columns import (
     require_column,
     to_samples,
 )
-from ctrlreward.text.chats import as_prompt, plain_text
 
 ALL = "all"  # pairs, in place of the name of a subset
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from ctrlreward.functional.agreement import correlate
 from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
+from ctrlreward.models.neutral_texts import neutral_texts
+from ctrlreward.models.sentences import find_splitter
 from ctrlreward.reward import AnyReward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.text.neutral_texts import neutral_texts
-from ctrlreward.text.sentences import find_splitter
 
 Verdict: TypeAlias = Literal["gamed", "blind", "ok"]
 

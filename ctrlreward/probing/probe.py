@@ -17,6 +17,7 @@ from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
 from ctrlreward.files import json_text
+from ctrlreward.models.passages import passages
 from ctrlreward.preferences.candidates import rows_by_prompt
 from ctrlreward.probing.examination import (
     TOTAL,
@@ -30,7 +31,6 @@ from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.tables.row_streams import placed_rows
 from ctrlreward.tables.table_columns import Columns, to_samples
-from ctrlreward.text.passages import passages
 
 _USAGE = "REWARD [--texts FILE] [options]"
 

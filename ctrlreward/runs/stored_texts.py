@@ -23,11 +23,11 @@ from ctrlreward.files import parse_json
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.held_out import FAIL_RATE
+from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_scored_samples
 from ctrlreward.tables.row_streams import Row, parquet_rows
-from ctrlreward.text.chats import as_prompt, plain_text
 
 _OTHERS = re.compile(r"samples|rescored|wandb|\..*")  # folders of ours and of W&B
 _STEP = re.compile(

@@ -9,8 +9,8 @@ from typing import Unpack
 import numpy as np
 
 from ctrlreward.arguments import one_of
-from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.classifier import Classifier, LabelProbabilities, classifier_labels
+from ctrlreward.models.sharing import shared_model
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.ctrleval import CTRLEval

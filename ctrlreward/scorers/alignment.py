@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.arguments import one_of, some_of
-from ctrlreward.engine.sharing import locked, shared_model
 from ctrlreward.failures import Failures
 from ctrlreward.functional.alignment import AGGREGATES, content_tokens, preservation, relevance
 from ctrlreward.models.aligner import (
@@ -27,11 +26,12 @@ from ctrlreward.models.aligner import (
 )
 from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.models.pairs import UNITS, Unit
+from ctrlreward.models.sharing import locked, shared_model
+from ctrlreward.models.stop_words import read_stop_words
 from ctrlreward.progress import track
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, computable
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
-from ctrlreward.text.stop_words import read_stop_words
 
 
 @dataclass(frozen=True)

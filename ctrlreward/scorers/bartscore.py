@@ -8,16 +8,16 @@ from typing import Literal, TypeAlias, Unpack
 import numpy as np
 
 from ctrlreward.arguments import some_of
-from ctrlreward.engine.batching import windows
-from ctrlreward.engine.sharing import shared_model
 from ctrlreward.failures import Failures
+from ctrlreward.models.batching import windows
+from ctrlreward.models.loading import load_config
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs
+from ctrlreward.models.sharing import shared_model
 from ctrlreward.progress import track
 from ctrlreward.samples import Samples, empty_items
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.perplexity import mean_log_probs
-from ctrlreward.weights.loading import load_config
 
 AspectName: TypeAlias = Literal["faithfulness", "precision", "recall", "f_score"]
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 
 from ctrlreward.arguments import Mode, kind_of
-from ctrlreward.engine.sharing import locked
 from ctrlreward.failures import Failures, ItemError
 from ctrlreward.functional.means import valid_mean
+from ctrlreward.models.sharing import locked
 from ctrlreward.progress import track
 from ctrlreward.samples import (
     MissingColumn,

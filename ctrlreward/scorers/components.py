@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ctrlreward.arguments import kind_of
+from ctrlreward.models.chats import prompt_messages, prompt_text
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import Component, Scorer, ScoreSpec, computable
-from ctrlreward.text.chats import prompt_messages, prompt_text
 
 # Types that a `Reward`, a callback or an adapter accepts as a component.
 ComponentLike: TypeAlias = Component | Scorer | Callable[..., Any]

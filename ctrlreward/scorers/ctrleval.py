@@ -23,6 +23,8 @@ from ctrlreward.functional.ctrleval import (
 )
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.frequency import InverseFrequency
+from ctrlreward.models.neutral_texts import neutral_texts
+from ctrlreward.models.sentences import find_splitter
 from ctrlreward.models.seq2seq import load_infiller
 from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
@@ -30,8 +32,6 @@ from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, TaskScorer, computable
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.task import WORD_SLOT, Evaluator, Task, require_texts
-from ctrlreward.text.neutral_texts import neutral_texts
-from ctrlreward.text.sentences import find_splitter
 
 
 @dataclass(frozen=True)

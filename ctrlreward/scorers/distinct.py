@@ -9,13 +9,13 @@ from functools import cached_property
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.engine.sharing import locked
 from ctrlreward.failures import Failures
 from ctrlreward.functional.diversity import check_length, distinct_by_group, repetition
+from ctrlreward.models.loading import load_tokenizer
+from ctrlreward.models.sharing import locked
 from ctrlreward.models.tokenization import read_strings
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scored, Scorer, ScoreSpec
-from ctrlreward.weights.loading import load_tokenizer
 
 
 class _TokenCounts(Scorer):

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from ctrlreward.arguments import kind_of, not_negative, positive
-from ctrlreward.engine.sharing import shared_model
 from ctrlreward.failures import Failures
 from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.chats import prompt_text
 from ctrlreward.models.control_tokens import chat_pieces
+from ctrlreward.models.sharing import shared_model
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec
@@ -27,7 +28,6 @@ from ctrlreward.scorers.rubric import (
     read_reply,
     response_format,
 )
-from ctrlreward.text.chats import prompt_text
 
 
 class Reply(NamedTuple):

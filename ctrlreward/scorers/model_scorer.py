@@ -12,13 +12,13 @@ from typing import Any, Generic, TypedDict, TypeVar
 import torch
 
 from ctrlreward.arguments import kind_of, one_of, positive
-from ctrlreward.engine.accelerators import free_unused, scoring_device
-from ctrlreward.engine.sharing import locked
+from ctrlreward.models.accelerators import free_unused, scoring_device
+from ctrlreward.models.dtypes import DTYPES, Dtype, pick_dtype
+from ctrlreward.models.sharing import locked
 from ctrlreward.progress import write_line
 from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.samples import shortened
 from ctrlreward.scorers.base import Scorer
-from ctrlreward.weights.dtypes import DTYPES, Dtype, pick_dtype
 
 Model = TypeVar("Model")
 
@@ -46,7 +46,7 @@ class ModelScorer(Scorer, Generic[Model]):
     """A scorer that uses one frozen model.
 
     Subclasses implement `build_model`, which returns a model that other scorers may share
-    (`engine.sharing.shared_model`), and call it inside `locked_model()`, so that only one thread at
+    (`models.sharing.shared_model`), and call it inside `locked_model()`, so that only one thread at
     a time uses it, or are a `TaskScorer` as well.
 
     Args:
@@ -56,7 +56,7 @@ class ModelScorer(Scorer, Generic[Model]):
 
     Examples:
         >>> from ctrlreward import ScoreSpec
-        >>> from ctrlreward.weights.loading import load_tokenizer
+        >>> from ctrlreward.models.loading import load_tokenizer
         >>> class Length(ModelScorer):
         ...     specs = {"length": ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
         ...

@@ -8,8 +8,8 @@ from typing import Unpack
 import numpy as np
 
 from ctrlreward.arguments import positive
-from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.sharing import shared_model
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples

@@ -11,14 +11,14 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import not_negative, one_of, positive
+from ctrlreward.models.chats import prompt_text
+from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.rendering import PLAIN, Answer, Side, check_template, encode, needs_prompts
 from ctrlreward.models.reward_head import REWARD
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.base import Scored, Scorer, Scores, ScoreSpec, scatter
 from ctrlreward.scorers.model_servers import check_address, connected, in_parallel
 from ctrlreward.scorers.reward_model import answers_of, fold_outputs
-from ctrlreward.text.chats import prompt_text
-from ctrlreward.weights.loading import load_tokenizer
 
 _ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
 

@@ -9,14 +9,14 @@ from typing import Unpack, get_args
 import numpy as np
 
 from ctrlreward.arguments import one_of
-from ctrlreward.engine.sharing import shared_model
 from ctrlreward.failures import Failures
+from ctrlreward.models.dtypes import Quantization
 from ctrlreward.models.rendering import Answer, Side, check_template, needs_prompts
 from ctrlreward.models.reward_head import REWARD, RewardHead, output_names
+from ctrlreward.models.sharing import shared_model
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, scatter
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
-from ctrlreward.weights.dtypes import Quantization
 
 _ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
 

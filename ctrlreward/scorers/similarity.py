@@ -7,8 +7,8 @@ from typing import Unpack
 
 import numpy as np
 
-from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.encoder import Encoder, SentenceEncoder
+from ctrlreward.models.sharing import shared_model
 from ctrlreward.models.word_vectors import WordVectors, vector_folder
 from ctrlreward.samples import Samples, empty_items
 from ctrlreward.scorers.base import Scored, ScoreSpec, scatter

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ctrlreward.arguments import one_of
 from ctrlreward.functional.diversity import repetition
 from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
-from ctrlreward.text.words import split_words
+from ctrlreward.models.words import split_words
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from ctrlreward.files import flat
+from ctrlreward.models.dtypes import pick_dtype
+from ctrlreward.models.sources import SHORT_NAMES, TRAINED_NAMES, VECTOR_NAMES, trained_folder
 from ctrlreward.scorers.base import Scorer
-from ctrlreward.weights.dtypes import pick_dtype
-from ctrlreward.weights.sources import SHORT_NAMES, TRAINED_NAMES, VECTOR_NAMES, trained_folder
 
 # Settings of speed and device, which change a score by rounding at most, and of a server's client.
 _IGNORED = {"batch_tokens", "device", "batch_texts", "concurrency", "patience", "timeout"}

@@ -18,6 +18,7 @@ import numpy as np
 from ctrlreward.arguments import one_of
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.dtypes import Dtype
 from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Infiller, Patterns, TokenScores
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.recipes.trained_first import TrainedFirst
@@ -35,7 +36,6 @@ from ctrlreward.scorers import (
 )
 from ctrlreward.scorers.base import Component, Scorer, Scores, TaskScorer
 from ctrlreward.scorers.ctrleval import AspectName, Explanation
-from ctrlreward.weights.dtypes import Dtype
 
 # Target labels: of one attribute, or attribute → labels.
 Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]

@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ctrlreward.engine.sharing import locked, shared_model
 from ctrlreward.models.classifier import Probabilities
 from ctrlreward.models.encoder import Encoder
+from ctrlreward.models.sharing import locked, shared_model
 
 # Cosines of texts and descriptions differ by a few tenths.
 _TEMPERATURE = 0.05

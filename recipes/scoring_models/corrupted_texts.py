@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from ctrlreward.arguments import some_of
+from ctrlreward.models.sentences import split_sentences
 from ctrlreward.recipes.scoring_models.model_trainer import split_off
 from ctrlreward.recipes.scoring_models.text_cnn import LabelledSentences, Sentence
 from ctrlreward.recipes.text_files import read_lines
-from ctrlreward.text.sentences import split_sentences
 
 Kind: TypeAlias = Literal["shuffled", "dropped", "repeated", "replaced"]
 

@@ -20,13 +20,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ctrlreward.engine.batching import Ids, pad_rows
 from ctrlreward.models import tokenization
+from ctrlreward.models.batching import Ids, pad_rows
 from ctrlreward.models.control_tokens import text_reader
+from ctrlreward.models.loading import load_config, load_tokenizer
+from ctrlreward.models.sources import resolve
 from ctrlreward.recipes.scoring_models.text_cnn import Sentence, SentenceClassifierTrainer
 from ctrlreward.scorers import Accuracy
-from ctrlreward.weights.loading import load_config, load_tokenizer
-from ctrlreward.weights.sources import resolve
 
 # Sentences of a batch that are padded to one length. Larger groups pad more: with 64, a training
 # step on Yelp's sentences takes a quarter more time on a CPU.

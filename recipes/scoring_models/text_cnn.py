@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_distinct
-from ctrlreward.engine.sharing import shared_model
 from ctrlreward.files import read_json, write_whole
+from ctrlreward.models.batching import Ids, pad_rows, run_distinct
 from ctrlreward.models.classifier import Probabilities
+from ctrlreward.models.sharing import shared_model
+from ctrlreward.models.words import split_words
 from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, check_share, split_off
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
-from ctrlreward.text.words import split_words
 
 # Reserved ids, before the ids of the words.
 _PADDING, _UNKNOWN = 0, 1

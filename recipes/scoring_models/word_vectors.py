@@ -11,11 +11,11 @@ from math import log as logarithm
 
 import numpy as np
 
-from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.encoder import SentenceEncoder
+from ctrlreward.models.sharing import shared_model
 from ctrlreward.models.word_vectors import Vectors, WordVectors
+from ctrlreward.models.words import split_words_and_marks
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
-from ctrlreward.text.words import split_words_and_marks
 
 _ROUNDING = 1e-9  # length of a centred unit vector due to rounding only
 

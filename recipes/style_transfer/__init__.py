@@ -13,6 +13,7 @@ from functools import cache
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.models.classifier import LabelProbabilities
+from ctrlreward.models.dtypes import Dtype
 from ctrlreward.models.encoder import SentenceEncoder
 from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.recipes.trained_first import TrainedFirst
@@ -21,7 +22,6 @@ from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality
 from ctrlreward.scorers.base import Component, Scorer
-from ctrlreward.weights.dtypes import Dtype
 
 
 @dataclass(frozen=True)

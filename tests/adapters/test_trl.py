@@ -15,10 +15,10 @@ from ctrlreward import Reward
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
 from ctrlreward.failures import ItemError
 from ctrlreward.huggingface import RewardCheckpoint
+from ctrlreward.models.chats import plain_text
 from ctrlreward.runs import read_stored_run
 from ctrlreward.runs.stored_texts import scored_samples
 from ctrlreward.samples import parse_conversation
-from ctrlreward.text.chats import plain_text
 
 
 def total_of(text: str) -> float:

@@ -17,7 +17,7 @@ from ctrlreward.command_line.config_files import (
     with_extended,
 )
 from ctrlreward.jobs.training_job import build
-from ctrlreward.weights.sources import TRAINED_NAMES
+from ctrlreward.models.sources import TRAINED_NAMES
 
 BASE = """
 model: {class_path: pytorch_lightning.demos.boring_classes.BoringModel}

@@ -9,7 +9,7 @@ import pytest
 
 from ctrlreward.cli import main
 from ctrlreward.extras import EXTRA_OF, PURPOSES
-from ctrlreward.weights.cache import build_once
+from ctrlreward.models.cache import build_once
 
 
 def report(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import nltk
 
-from ctrlreward.weights import resolve
+from ctrlreward.models.sources import resolve
 
 nltk.data.path.insert(0, sys.argv[1])
 

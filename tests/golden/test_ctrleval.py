@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from ctrlreward.models.sentences import split_sentences
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.ctrleval import CTRLEval
-from ctrlreward.text import split_sentences
 
 FOLDER = Path(__file__).parent
 MODEL = FOLDER / "pegasus-mini"

@@ -65,7 +65,7 @@ def test_many_pairs_are_read_some_at_a_time_and_each_text_once(
     aligner: EmbeddingAligner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = list(aligner.align(PAIRS))
-    monkeypatch.setattr("ctrlreward.engine.batching._WINDOW_CHARACTERS", 60)
+    monkeypatch.setattr("ctrlreward.models.batching._WINDOW_CHARACTERS", 60)
     calls: list[list[str]] = []
     own = aligner._tokens
     monkeypatch.setattr(aligner, "_tokens", lambda texts: calls.append(texts) or own(texts))
@@ -91,7 +91,7 @@ def test_tokens_of_a_text_are_let_go_of_after_its_last_pair(
         most = max(most, sum(vectors() is not None for vectors in made))
         return rows
 
-    monkeypatch.setattr("ctrlreward.engine.batching._WINDOW_CHARACTERS", 1)
+    monkeypatch.setattr("ctrlreward.models.batching._WINDOW_CHARACTERS", 1)
     monkeypatch.setattr(aligner, "_tokens", watched)
     # Four texts about each of ten sources, both ways, in an order that parts them.
     pairs = [(f"answer {k} of {i}", f"source {i}") for k in range(4) for i in range(10)]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from plain_models import PlainCausal
 
 from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.sources import resolve
 from ctrlreward.models.tasks import Continuation
-from ctrlreward.weights.sources import resolve
 
 TEXT = "The food was good, and the staff was friendly."
 CONTINUATIONS = [

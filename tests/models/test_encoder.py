@@ -11,7 +11,7 @@ from tiny_models import save_bert
 from transformers import AlbertConfig, AlbertModel, AutoModel, AutoTokenizer, BertModel
 
 from ctrlreward.models.encoder import Encoder, token_layer
-from ctrlreward.weights.sources import resolve
+from ctrlreward.models.sources import resolve
 
 TEXTS = [
     "The staff was friendly and the food came quickly.",

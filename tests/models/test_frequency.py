@@ -13,8 +13,8 @@ from tiny_models import word_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.models.frequency import InverseFrequency
-from ctrlreward.text.sentences import split_sentences
-from ctrlreward.weights.loading import load_tokenizer
+from ctrlreward.models.loading import load_tokenizer
+from ctrlreward.models.sentences import split_sentences
 
 WORDS = ["<unk>", "the", "food", "is", "good", "##s"]
 

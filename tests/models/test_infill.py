@@ -9,12 +9,12 @@ from asked_models import blank
 from transformers import AutoTokenizer
 
 from ctrlreward.models.causal import BlankOrders, CausalLM
+from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, load_infiller
 from ctrlreward.models.tasks import Blank, Patterns, as_pieces
 from ctrlreward.models.tokenization import characters
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
 from ctrlreward.scorers.task import Evaluator
-from ctrlreward.weights.loading import load_tokenizer
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 ANSWER = "{% if add_generation_prompt %}[assistant]{% endif %}"

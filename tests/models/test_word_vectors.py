@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctrlreward.models import sources
 from ctrlreward.models.word_vectors import WordVectors
-from ctrlreward.weights import sources
 
 VECTORS = {"the": [1.0, 0.0, 0.5], "food": [0.0, 2.0, 1.0], "good": [-1.0, 1.0, 0.25]}
 IDF = {"the": 0.0, "food": 1.5, "rare": 3.0}

@@ -19,9 +19,9 @@ from transformers import (
 )
 from tuner_records import drift
 
+from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, log_probs, sample
-from ctrlreward.weights.loading import load_tokenizer
 
 PROMPTS = ["ab", "f", "ab", "abcdef", "f", "ab"]
 

@@ -11,10 +11,10 @@ from lightning_choice import LoRA, PolicyTuner
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from tuner_records import BATCH, drift, logged
 
+from ctrlreward.models.dtypes import quantization_config
+from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, log_probs, sample
-from ctrlreward.weights.dtypes import quantization_config
-from ctrlreward.weights.loading import load_tokenizer
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def wide(folder: str, tmp_path: Path) -> str:
 
 
 def test_the_configurations_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctrlreward.weights.dtypes.import_extra", lambda *_: None)
+    monkeypatch.setattr("ctrlreward.models.dtypes.import_extra", lambda *_: None)
     config = quantization_config("nf4", torch.bfloat16, "quantization")
     assert config.quantization_method() == "nf4"
     assert config.bnb_4bit_use_double_quant

@@ -14,9 +14,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig,
 from tuner_records import drift
 
 from ctrlreward import Samples
+from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, Rollout, encode_prompts, log_probs, sample
-from ctrlreward.weights.loading import load_tokenizer
 
 PROMPTS = ["ab", "f", "abcdef", "ddd"] * 4
 OPTIONS = Generation(max_completion_length=8)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ctrlreward import Reward, Samples
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import load_reward
+from ctrlreward.models.passages import passages
 from ctrlreward.probing.examination import best_of_n_curve, examine
-from ctrlreward.text.passages import passages
 
 PASSAGES = passages()[::2]
 SAMPLES = Samples(

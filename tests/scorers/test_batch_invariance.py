@@ -182,7 +182,7 @@ def rounding(found: Scores, expected: Scores) -> float:
 
 def scored_together(scorer: cr.Scorer, places: list[int], window: int) -> Mapping[str, Scores]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ctrlreward.engine.batching._WINDOW_CHARACTERS", window)
+        patch.setattr("ctrlreward.models.batching._WINDOW_CHARACTERS", window)
         return scorer.score(POOL[places])
 
 
@@ -288,7 +288,7 @@ def test_scorers_that_share_a_model_do_not_change_each_other(
         scorers = {name: built(name, dtype=dtype, batch_tokens=None) for name in sorted(chosen)}
         components = {f"{n}/{key}": s[key] for n, s in scorers.items() for key in s.specs}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ctrlreward.engine.batching._WINDOW_CHARACTERS", window)
+            patch.setattr("ctrlreward.models.batching._WINDOW_CHARACTERS", window)
             together = score(components, POOL[places]).scores
         for name, values in together.items():
             case, _, key = name.partition("/")

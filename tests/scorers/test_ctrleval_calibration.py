@@ -11,10 +11,10 @@ import pytest
 from asked_models import Favouring, blank, filled
 
 from ctrlreward.functional.ranking import auc
+from ctrlreward.models.neutral_texts import neutral_texts
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.task import Task
-from ctrlreward.text.neutral_texts import neutral_texts
 
 PROMPTS = ["<gen_result> It was about <mask_token>.", "News: <mask_token> <gen_result>"]
 WORDS = {"food": ["food", "a meal"], "pets": ["dogs", "cats"], "cars": ["cars", "roads"]}

@@ -37,7 +37,7 @@ from ctrlreward import (
     fit_scales,
 )
 from ctrlreward.cli import main
-from ctrlreward.weights.dtypes import quantization_config
+from ctrlreward.models.dtypes import quantization_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,7 +14,7 @@ from second_device import Refused, memory, on_second_device
 from tiny_models import save_judges, save_reward_model
 
 from ctrlreward import Reward, scorers
-from ctrlreward.engine.batching import token_budget
+from ctrlreward.models.batching import token_budget
 from ctrlreward.scorers import CTRLEval, Perplexity, Scorer, Similarity
 
 DEVICE = "second:0"

@@ -82,7 +82,7 @@ def test_windows_change_no_score(
     with inputs_seen(perplexity.loaded_model.model) as seen:
         score(components, samples)
     assert [len(inputs["input_ids"]) for inputs in seen] == [8]  # two scores of four texts
-    monkeypatch.setattr("ctrlreward.engine.batching._WINDOW_CHARACTERS", 45)
+    monkeypatch.setattr("ctrlreward.models.batching._WINDOW_CHARACTERS", 45)
     with inputs_seen(perplexity.loaded_model.model) as seen:
         result, failures, _ = score(components, samples)
     for name, values in expected.items():

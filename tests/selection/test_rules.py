@@ -156,7 +156,7 @@ def test_rules_import_neither_a_trainer_nor_torch() -> None:
                 imported |= {alias.name for alias in node.names}
     ours = {name for name in imported if name.startswith("ctrlreward.selection")}
     functional = ("diversity", "pareto", "sequential")
-    others = {"ctrlreward.arguments", "ctrlreward.text.words", "pydantic"}
+    others = {"ctrlreward.arguments", "ctrlreward.models.words", "pydantic"}
     assert imported - ours - set(sys.stdlib_module_names) == {
         *others,
         *("collections.abc", "numpy", "numpy.typing"),

@@ -25,7 +25,7 @@ from transformers import (
 
 from ctrlreward.files import whole_folder
 from ctrlreward.models.aligner import ALIGNED
-from ctrlreward.weights.loading import load_config, load_tokenizer
+from ctrlreward.models.loading import load_config, load_tokenizer
 
 # The package reads texts in lower case, with straight quotes.
 _QUOTES = {"“": '"', "”": '"', "’": "'", "‘": "'"}

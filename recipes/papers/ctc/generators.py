@@ -16,11 +16,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_batched
 from ctrlreward.extras import import_extra
+from ctrlreward.models.batching import Ids, pad_rows, run_batched
+from ctrlreward.models.loading import load_frozen, load_tokenizer
 from ctrlreward.models.tokenization import max_tokens, start_token
 from ctrlreward.samples import shortened
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 log = logging.getLogger(__name__)
 

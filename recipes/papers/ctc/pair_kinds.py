@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import networkx
 
+from ctrlreward.models.sentences import split_sentences
+from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.recipes.text_files import (
     WORD,
     matching_key,
@@ -19,8 +21,6 @@ from ctrlreward.recipes.text_files import (
     sample_texts,
 )
 from ctrlreward.scorers.alignment import SEPARATOR
-from ctrlreward.text.sentences import split_sentences
-from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
 PairKind: TypeAlias = Literal["transfer", "summary", "reference", "dialog", "dialog_fact"]
 

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from ctrlreward.models.sentences import split_sentences
+from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair, Span, edit_lightly
 from ctrlreward.recipes.papers.textual_transfer.running_text import split_paragraphs
 from ctrlreward.recipes.text_files import WORD, read_lines
-from ctrlreward.text.sentences import split_sentences
-from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
 # Placeholder of rare words in WikiText; sentences are readable without it.
 _RARE = re.compile(r"\s*<unk>")

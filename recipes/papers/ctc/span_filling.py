@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from ctrlreward.models.loading import load_config
 from ctrlreward.recipes.papers.ctc.generators import CausalGenerator, Seq2SeqGenerator
-from ctrlreward.weights.loading import load_config
 
 
 class Template(NamedTuple):

@@ -36,12 +36,12 @@ from ctrlreward.files import whole_folder
 from ctrlreward.functional.alignment import content_tokens
 from ctrlreward.models.aligner import ALIGNED, unit_logits
 from ctrlreward.models.encoder import drop_layers
+from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.pairs import UNITS, EncodedPair, Span, Unit, encode_pairs, pad_pairs
+from ctrlreward.models.sources import TRAINED_NAMES, resolve, trained_folder
+from ctrlreward.models.stop_words import read_stop_words
 from ctrlreward.models.tokenization import max_tokens
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
-from ctrlreward.text.stop_words import read_stop_words
-from ctrlreward.weights.loading import load_tokenizer
-from ctrlreward.weights.sources import TRAINED_NAMES, resolve, trained_folder
 
 Batch = list[AlignmentPair]
 
@@ -68,7 +68,7 @@ class AlignerTrainer(pl.LightningModule, ABC):
 
     Args:
         encoder: Pretrained encoder to fine-tune: local folder, hub id or short name.
-        folder: Folder of the trained model, or a name in `weights.sources.TRAINED_NAMES`, whose
+        folder: Folder of the trained model, or a name in `models.sources.TRAINED_NAMES`, whose
             folder is in the cache. It is written after each validation of a fit that is the best so
             far, or at the end of a fit without validations. A folder with a model is replaced; a
             folder with other files is an error.

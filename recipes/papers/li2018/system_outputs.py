@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ctrlreward.files import parse_json
+from ctrlreward.models.words import separate_words
 from ctrlreward.samples import Samples
-from ctrlreward.text.words import separate_words
 
 _CHECKPOINT = "best_gm"
 

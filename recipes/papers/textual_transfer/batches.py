@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
-from ctrlreward.engine.batching import pad_rows
+from ctrlreward.models.batching import pad_rows
 from ctrlreward.recipes.papers.textual_transfer.paraphrases import Paraphrases
 from ctrlreward.recipes.papers.textual_transfer.vocabulary import (
     PAD,

@@ -17,6 +17,8 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from ctrlreward.files import whole_folder, write_whole
+from ctrlreward.models.sentences import find_splitter
+from ctrlreward.models.words import separate_words
 from ctrlreward.recipes.papers.textual_transfer.running_text import (
     LOCATION,
     PERSON,
@@ -24,8 +26,6 @@ from ctrlreward.recipes.papers.textual_transfer.running_text import (
     split_paragraphs,
 )
 from ctrlreward.recipes.text_files import matching_key, read_lines
-from ctrlreward.text.sentences import find_splitter
-from ctrlreward.text.words import separate_words
 
 _REPORT = "report.json"
 _FINAL_MARK = re.compile(r"[.!?][\") ]*$")

@@ -11,10 +11,10 @@ from importlib.resources import files
 
 from pytorch_lightning.utilities import rank_zero_info
 
+from ctrlreward.models.words import separate_words
 from ctrlreward.recipes.style_transfer.pseudo_pairs import word_log_odds
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.samples import shortened
-from ctrlreward.text.words import separate_words
 
 Pair = tuple[str, str]
 

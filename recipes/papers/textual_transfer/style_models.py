@@ -21,8 +21,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LinearLR
 from transformers import PreTrainedTokenizerFast
 
-from ctrlreward.engine.batching import pad_rows
 from ctrlreward.files import read_json, whole_folder, write_whole
+from ctrlreward.models.batching import pad_rows
 from ctrlreward.progress import track
 from ctrlreward.recipes.papers.textual_transfer.batches import TransferSentences
 from ctrlreward.recipes.papers.textual_transfer.vocabulary import EOS, GO, PAD, vocabulary_from_json

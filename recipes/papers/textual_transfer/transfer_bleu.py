@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctrlreward.extras import import_extra
+from ctrlreward.models.words import separate_words
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.text.words import separate_words
 
 
 class Bleu(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ctrlreward.text.words import split_words
+from ctrlreward.models.words import split_words
 
 SPECIAL_TOKENS = ("<pad>", "<go>", "<eos>", "<unk>")
 PAD, GO, EOS, UNK = range(4)

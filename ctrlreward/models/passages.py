@@ -6,7 +6,7 @@ import csv
 from importlib import resources
 from typing import NamedTuple
 
-_FILE = resources.files("ctrlreward.text") / "passages.tsv"
+_FILE = resources.files("ctrlreward.models") / "passages.tsv"
 
 
 class Passage(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ctrlreward.arguments import positive
-from ctrlreward.engine.accelerators import free_memory, free_unused
+from ctrlreward.models.accelerators import free_memory, free_unused
 from ctrlreward.progress import track
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrlreward.engine import batching
-from ctrlreward.engine.batching import run_batched, token_budget, windows
+from ctrlreward.models import batching
+from ctrlreward.models.batching import run_batched, token_budget, windows
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=30)
 BUDGETS = st.integers(1, 200)

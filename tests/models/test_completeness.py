@@ -27,9 +27,9 @@ from ctrlreward.models.aligner import RegressionAligner, TokenAligner
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.classifier import Classifier
 from ctrlreward.models.encoder import Encoder
+from ctrlreward.models.loading import load_frozen
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.policy.model import LoRA, load_base, load_policy
-from ctrlreward.weights.loading import load_frozen
 
 Loader = Callable[[str], object]
 

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward.extras import import_extra
-from ctrlreward.weights.cache import build_once
-from ctrlreward.weights.completeness import check_complete, model_named
+from ctrlreward.models.cache import build_once
+from ctrlreward.models.completeness import check_complete, model_named
 
 log = logging.getLogger(__name__)
 

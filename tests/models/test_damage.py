@@ -12,10 +12,10 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward import Perplexity
+from ctrlreward.models.cache import cache_folder
+from ctrlreward.models.gguf import convert_once
+from ctrlreward.models.loading import load_frozen, load_tokenizer
 from ctrlreward.policy import PolicyTuner
-from ctrlreward.weights.cache import cache_folder
-from ctrlreward.weights.gguf import convert_once
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 

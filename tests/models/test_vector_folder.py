@@ -10,10 +10,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from ctrlreward.models import sources, wheels
+from ctrlreward.models.sources import resolve
+from ctrlreward.models.wheels import Wheel
 from ctrlreward.models.word_vectors import WordVectors, vector_folder
-from ctrlreward.weights import sources, wheels
-from ctrlreward.weights.sources import resolve
-from ctrlreward.weights.wheels import Wheel
 
 WORDS = ["the", "soup", "\u2028", "a b"]
 MATRIX = np.arange(8, dtype=np.float32).reshape(4, 2)

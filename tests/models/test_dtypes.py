@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctrlreward.weights import dtypes
-from ctrlreward.weights.dtypes import pick_dtype
+from ctrlreward.models import dtypes
+from ctrlreward.models.dtypes import pick_dtype
 
 
 def test_dtype_on_the_cpu() -> None:

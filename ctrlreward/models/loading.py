@@ -21,9 +21,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ctrlreward.weights.completeness import check_complete, model_named
-from ctrlreward.weights.dtypes import Quantization, pick_dtype, quantization_config
-from ctrlreward.weights.sources import resolve
+from ctrlreward.models.completeness import check_complete, model_named
+from ctrlreward.models.dtypes import Quantization, pick_dtype, quantization_config
+from ctrlreward.models.sources import resolve
 
 AutoClass: TypeAlias = Any  # with `from_pretrained`, such as `AutoModelForCausalLM`
 

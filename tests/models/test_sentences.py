@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.text.sentences import find_splitter, split_sentences
+from ctrlreward.models.sentences import find_splitter, split_sentences
 
 # Arbitrary text, and text dense in the marks and abbreviations that the rules look for.
 fragments = st.lists(

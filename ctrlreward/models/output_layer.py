@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ctrlreward.engine.accelerators import free_unused
+from ctrlreward.models.accelerators import free_unused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,1 +1,0 @@
-"""Engine of all frozen models: batching, shared prefixes, shared requests, the output layer."""
