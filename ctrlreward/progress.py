@@ -20,8 +20,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ctrlreward.ranks import rank_and_ranks
 
-# Seconds of work that a terminal shows, that is announced, and between two lines of a log.
-_SHOWN, _ANNOUNCED, _BETWEEN_LINES = 2.0, 60.0, 10.0
+# Seconds of work that a terminal shows, that tell how long it will take, that are announced, and
+# between two lines of a log.
+_SHOWN, _MEASURED, _ANNOUNCED, _BETWEEN_LINES = 2.0, 5.0, 60.0, 10.0
 
 
 class Progress:
@@ -97,7 +98,7 @@ class _Display:
     def __init__(self, title: str, total: float, unit: str, start: float) -> None:
         self.title, self.total, self.unit, self.start = title, total, unit, start
         self.began = self.written = time.monotonic()
-        self.is_long: bool | None = None  # None: nothing is finished
+        self.is_long: bool | None = None  # None: too little is finished
         self.bar = _bar(title, total, start) if at_terminal() else None
 
     def show(self, done: float) -> None:
@@ -112,7 +113,7 @@ class _Display:
         if self.bar is not None:
             self.bar.set_postfix_str(count, refresh=False)
             self.bar.update(done - self.bar.n)
-        if self.is_long is None:
+        if self.is_long is None and now - self.began >= _MEASURED:
             self.is_long = (self.total - self.start) / rate > _ANNOUNCED
             if self.is_long:
                 write_line(f"{self.title} {self.total:,.0f} {self.unit}: about {left}")

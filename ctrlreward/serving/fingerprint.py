@@ -118,8 +118,8 @@ def _settings(value: object) -> dict[str, Any]:
         elif public == "models" and isinstance(setting, Mapping):
             names = {k: v for k, v in setting.items() if isinstance(v, str)}
             setting = {**setting, **{k: weights_identity(v) for k, v in names.items()}}
-        elif public == "dtype" and "device" in kept:
-            setting = _used_dtype(setting, kept["device"])
+        elif public == "dtype" and hasattr(value, "device"):
+            setting = _used_dtype(setting, value.device)
         elif not ours and not _is_json(setting):
             setting = _name_of(type(setting))
         settings[public] = setting
