@@ -37,13 +37,14 @@ def convert(file: Path, folder: Path) -> None:
     # gguf has no option to hide its progress bar.
     with model_named(str(file)), contextlib.redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             file.parent,
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported, and an error
             **options,
         )
+        model, report = loaded
         check_complete(str(file), report)
         # transformers does not save a model that it takes for quantised; a new one saves them.
         del model.config.quantization_config

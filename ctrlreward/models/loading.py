@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
+from torch import nn
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
@@ -115,13 +116,13 @@ def load_weights(
 
 
 def check_vocabulary(
-    model: str, tokenizer: PreTrainedTokenizerBase, loaded: PreTrainedModel, reads_padding: bool
+    model: str, tokenizer: PreTrainedTokenizerBase, loaded: nn.Module, reads_padding: bool
 ) -> None:
     """Raise if a tokenizer has tokens that the embeddings of its model lack.
 
     Special tokens that occur in no input may, such as the padding token of many chat models.
     """
-    rows = len(cast(Any, loaded.get_input_embeddings()).weight)
+    rows = len(cast(Any, loaded).get_input_embeddings().weight)
     roles = ["bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token"]
     roles += ["pad_token"] * reads_padding
     unread = {*tokenizer.all_special_tokens} - {getattr(tokenizer, role) for role in roles}

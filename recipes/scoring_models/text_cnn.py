@@ -323,7 +323,9 @@ def load_text_cnn(folder: str, device: str = "cpu") -> TextCNN:
 
 def _read_config(folder: str) -> TextCNNConfig:
     values: dict[str, Any] = read_json(Path(folder).expanduser() / "config.json")
-    settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    settings: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+    }
     return TextCNNConfig(**settings)
 
 
