@@ -12,7 +12,7 @@ import math
 from collections.abc import Hashable, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -322,7 +322,7 @@ def trees(targets: Sequence[Scored], most: int) -> Forest:
         return _chain(*targets[0])
     sizes = [max(0, len(sequence) - start) for sequence, start in targets]
     first = [*accumulate(sizes, initial=0)]
-    tables: list[Row] = []  # of lists
+    tables: list[Any] = []  # rows of lists
     path: list[int] = []  # nodes of the previous sequence
     previous: list[int] = []
     for i in sorted(range(len(targets)), key=lambda i: targets[i][0]):
@@ -332,7 +332,7 @@ def trees(targets: Sequence[Scored], most: int) -> Forest:
         size = len(tables[-1].ids) if tables else 0
         new = len(read) - shared
         if not tables or (size and new and size + new > most):
-            tables.append(Row([], [], [], [], []))
+            tables.append(Row._make([] for _ in Row._fields))
             path, shared, size = [], 0, 0
         ids, depths, ends, predicting, places = tables[-1]
         for node in path[shared:]:

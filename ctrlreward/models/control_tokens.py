@@ -106,8 +106,9 @@ def chat_pieces(
     A ValueError if the template changes a message in which a control token is written.
     """
     control = control_of(tokenizer)
+    template: Any = tokenizer.apply_chat_template
     render = partial(
-        tokenizer.apply_chat_template,
+        template,
         tokenize=False,
         add_generation_prompt=add_generation_prompt,
         **variables,
