@@ -8,7 +8,7 @@ from ctrlreward import CTRLEval, Samples
 
 # or: from ctrlreward.lightning import GenerationScorer, RewardEarlyStopping
 from ctrlreward.callbacks import GenerationScorer, RewardEarlyStopping
-from ctrlreward.models.sources import resolve
+from ctrlreward.models import resolve
 
 REVIEWS = ["The soup was warm and rich.", "Lovely staff, we felt at home.", "I adored the garden."]
 

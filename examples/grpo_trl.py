@@ -24,7 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 from ctrlreward import CTRLEval, Distinct, Perplexity, Reward, Samples
 from ctrlreward.adapters.trl import as_reward_funcs
 from ctrlreward.huggingface import GenerationScorer, RewardCheckpoint, RewardEarlyStopping
-from ctrlreward.models.sources import resolve
+from ctrlreward.models import resolve
 
 TRAIN = ["The food", "The service", "My room", "The concert", "This phone", "Our guide", "The play"]
 HELD_OUT = ["The hotel", "The film", "Our dinner", "The band", "This jacket", "The tour"]

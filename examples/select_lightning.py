@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward import CTRLEval, Distinct, Samples
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint, RewardEarlyStopping
-from ctrlreward.models.sources import resolve
+from ctrlreward.models import resolve
 
 TEXTS = [
     "The food was warm, fresh and wonderful.",
