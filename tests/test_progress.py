@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from terminals import in_terminal
 
-from ctrlreward import Samples, Scorer, ScoreSpec, progress
-from ctrlreward.models import batching
+from ctrlreward import CTRLEval, Samples, Scorer, ScoreSpec, progress
+from ctrlreward.models import batching, seq2seq
 from ctrlreward.models.batching import in_windows, run_distinct
 from ctrlreward.progress import track
 from ctrlreward.scorers.base import score
@@ -112,11 +112,24 @@ def test_work_in_windows_is_counted_once(
     monkeypatch.setattr(batching, "_WINDOW_CHARACTERS", 2)
     with track("scoring", 6) as work, work.part(6):
         items = [(i,) for i in range(4)]
-        in_windows(items, [1] * 4, 2**11, lambda rows: run_distinct(rows, 1, lambda batch: batch))
+        in_windows(items, [1] * 4, lambda rows: run_distinct(rows, 1, lambda batch: batch))
     assert [*dict.fromkeys(shown)] == [0, 1.5, 3, 4.5, 6]
     with track("scoring", 6):
         run_distinct(items, 1, lambda batch: batch)  # no part of the work
     assert shown[-1] == 0
+
+
+def test_texts_of_an_encoder_decoder_are_counted_across_calls_of_its_output_layer(
+    pegasus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = CTRLEval(pegasus, aspects="attribute_relevance", batch_tokens=8)
+    scorer.load()
+    shown: list[float] = []
+    monkeypatch.setattr(seq2seq, "_STATES_PER_CALL", 8)
+    monkeypatch.setattr(progress._Display, "show", lambda display, done: shown.append(done))
+    scorer.score([f"{word} soup" for word in ("cold", "warm", "good")], labels="positive")
+    assert shown == sorted(shown)
+    assert len(set(shown)) > 4
 
 
 def test_other_threads_show_nothing(

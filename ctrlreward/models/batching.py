@@ -85,8 +85,8 @@ def windows(sizes: Sequence[int], batch_tokens: int = _CPU_TOKENS) -> Iterator[r
 def in_windows(
     items: Sequence[Item],
     sizes: Sequence[int],
-    batch_tokens: int,
     answer: Callable[[Sequence[Item]], list[Result]],
+    batch_tokens: int = _CPU_TOKENS,
 ) -> list[Result]:
     """Call `answer` on the items of one window after the other; return a result each."""
     results: list[Result] = []

@@ -85,7 +85,7 @@ class CausalLM(FrozenModel):
         """
         lengths: list[int] = []
         answer = partial(self._answer, lengths=lengths)
-        answers = in_windows(tasks, [task.size for task in tasks], self.batch_tokens, answer)
+        answers = in_windows(tasks, [task.size for task in tasks], answer, self.batch_tokens)
         dropped = "tokens farthest from the target"
         warn_truncated("continuations", lengths, self._limit, dropped)
         return answers
@@ -438,7 +438,7 @@ _SUFFIX_FIRST = Order((), ("\n\n",), (), suffix_first=True)
 
 
 class _Prompt(NamedTuple):
-    """What comes before and after a text in prompts about it, and the places of their targets."""
+    """Context before a text in prompts about it, their targets and the places of these."""
 
     before: Pieces
     is_first: bool  # whether the text begins the part of the pattern it is in, or ends it

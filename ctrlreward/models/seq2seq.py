@@ -38,6 +38,7 @@ from ctrlreward.models.tokenization import (
     special_ids,
     warn_truncated,
 )
+from ctrlreward.progress import track
 
 
 def load_infiller(
@@ -120,7 +121,7 @@ class Seq2SeqInfiller(FrozenModel):
         lengths: list[int] = []
         read: list[int] = []
         answer = partial(self._answer, lengths=lengths, read=read)
-        answers = in_windows(tasks, [task.size for task in tasks], self.batch_tokens, answer)
+        answers = in_windows(tasks, [task.size for task in tasks], answer, self.batch_tokens)
         warn_truncated("patterns", lengths, self.max_tokens, "tokens farthest from the blank")
         warn_truncated("fillings", read, self.decoder_limit, "their last tokens", "decoder")
         return answers
@@ -215,8 +216,11 @@ class Seq2SeqInfiller(FrozenModel):
         keys = [(key, group) for key, source in distinct.items() for group in source.layouts]
         log_probs: list[npt.NDArray[np.float64]] = []
         scored = [*distinct.values()]
-        for _, run in groupby(range(len(scored)), lambda i: ends[i] // most):
-            log_probs += self._score([scored[i] for i in run])
+        with track("reading", len(scored)) as progress:
+            for _, run in groupby(range(len(scored)), lambda i: ends[i] // most):
+                together = [scored[i] for i in run]
+                with progress.part(len(together)):
+                    log_probs += self._score(together)
         found = dict(zip(keys, log_probs, strict=True))
         layouts = [distinct[key].layouts[group] for key, group in asked]
         return TokenScores(

@@ -9,7 +9,7 @@ import numpy as np
 
 from ctrlreward.arguments import some_of
 from ctrlreward.failures import Failures
-from ctrlreward.models.batching import windows
+from ctrlreward.models.batching import in_windows
 from ctrlreward.models.loading import load_config
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs
 from ctrlreward.models.sharing import shared_model
@@ -123,12 +123,14 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         failures = empty_items(read, sources) | empty_items(scored, targets)
         kept = [i for i in range(len(samples)) if i not in failures]
         scores = np.full(len(samples), np.nan)
-        with track("scoring", len(kept)) as progress:
-            for window in windows([len(sources[i]) + len(targets[i]) for i in kept]):
-                rows = [kept[place] for place in window]
-                with progress.part(len(rows)), self.locked_model() as model:
-                    results = conditional_log_probs(
-                        model, [sources[i] for i in rows], [targets[i] for i in rows]
-                    )
-                scores[rows], _ = mean_log_probs(results)
+
+        def means(rows: Sequence[int]) -> list[float]:
+            with self.locked_model() as model:
+                results = conditional_log_probs(
+                    model, [sources[i] for i in rows], [targets[i] for i in rows]
+                )
+            found: list[float] = mean_log_probs(results)[0].tolist()
+            return found
+
+        scores[kept] = in_windows(kept, [len(sources[i]) + len(targets[i]) for i in kept], means)
         return scores, Failures(failures)
