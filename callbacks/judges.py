@@ -14,6 +14,7 @@ from ctrlreward.functional.bootstrap import Estimate, cluster_numbers, paired_bo
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
 from ctrlreward.functional.sequential import detectable_difference
+from ctrlreward.functional.shaping import valid_group_means
 from ctrlreward.held_out import FAIL_RATE, mean_scores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores
@@ -197,7 +198,8 @@ def _change(judge: Judge, before: Scores, after: Scores, samples: Samples) -> Es
 def _group_means(scores: Scores, samples: Samples) -> Scores:
     """Return the mean of the valid scores of each group, shape (groups,)."""
     members = cluster_numbers(_groups(samples))
-    return np.array([valid_mean(scores[members == group]) for group in range(members.max() + 1)])
+    _, first = np.unique(members, return_index=True)
+    return valid_group_means(scores, members)[first]
 
 
 def _groups(samples: Samples) -> tuple[str, ...]:

@@ -346,9 +346,10 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
         alike.setdefault((scorer.pointwise, scorer.scores_empty), []).append(scorer)
     columns: dict[Component, Scores] = {}
     failures, reasons = Failures(), dict[Component, list[str]]()
+    failed = {empty: samples.unreadable(not empty) for empty in {s.scores_empty for s in wanted}}
     with track("scoring", len(samples)) as progress:
         for (pointwise, scores_empty), scorers in alike.items():
-            unreadable = samples.unreadable(not scores_empty)
+            unreadable = failed[scores_empty]
             rows = [i for i in range(len(samples)) if i not in unreadable]
             readable = samples[rows] if unreadable else samples
             chosen, places = readable.distinct() if pointwise else (readable, [*range(len(rows))])
