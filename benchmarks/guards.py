@@ -1,4 +1,4 @@
-"""What each guard of docs/guards.md makes of a reward with planted weaknesses, by its probes.
+"""Verdict of each guard of docs/guards.md on a reward with planted weaknesses, by its probes.
 
 python benchmarks/guards.py
 """

@@ -141,8 +141,7 @@ class Minimum(Aggregate):
             return replace(self, scales=dict.fromkeys(components, (0.0, 1.0)))
         if self.scales.keys() != components.keys():
             raise ValueError(
-                f"scales must have the mean and deviation of {', '.join(components)}, got those of "
-                f"{', '.join(self.scales)}"
+                f"scales must be of {', '.join(components)}, got {', '.join(self.scales)}"
             )
         signed = {}
         for name, (mean, deviation) in self.scales.items():

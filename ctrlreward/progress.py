@@ -89,7 +89,7 @@ def track(title: str, total: float, unit: str = "texts", done: float = 0) -> Ite
 
 
 def _hide(share: float) -> None:
-    """Show nothing of work that is no `part` of the work around it."""
+    """Ignore the progress of work outside any `part`."""
 
 
 class _Display:

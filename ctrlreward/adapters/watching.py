@@ -210,7 +210,7 @@ class _Call(NamedTuple):
 
     @property
     def evaluated(self) -> bool:
-        """Whether TRL evaluates, by the mode of its model: it passes the arguments of training."""
+        """True if TRL evaluates, by the mode of its model, as its arguments do not tell."""
         trainer = getattr(self.log_metric, "__self__", None)
         return getattr(getattr(trainer, "model", None), "training", True) is False
 

@@ -1,4 +1,4 @@
-"""How often scores agree with pairwise preferences."""
+"""Agreement of scores with pairwise preferences."""
 
 from __future__ import annotations
 

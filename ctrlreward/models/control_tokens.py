@@ -85,7 +85,7 @@ def control_of(tokenizer: PreTrainedTokenizerBase) -> Control:
 
 
 def written_pieces(tokenizer: PreTrainedTokenizerBase, text: str) -> Pieces:
-    """Return a text of ours in pieces: what is written as a control token is one."""
+    """Return a text of ours in pieces, with an id for each control token written in it."""
     control = control_of(tokenizer)
     pieces: list[Piece] = []
     start = 0
@@ -101,7 +101,7 @@ def chat_pieces(
     variables: Mapping[str, Any],
     add_generation_prompt: bool,
 ) -> Pieces:
-    """Return a conversation by a chat template; control tokens are those of the template alone.
+    """Return a conversation by a chat template; only the control tokens of the template are ids.
 
     A ValueError if the template changes a message in which a control token is written.
     """

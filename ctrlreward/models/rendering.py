@@ -58,7 +58,7 @@ def needs_prompts(template: str | None) -> bool:
 def _rendered(
     tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], template: str, model: str
 ) -> list[Pieces]:
-    """Return what a model reads; control tokens are those of the template."""
+    """Return the pieces that a model reads; only the control tokens of the template are ids."""
     if template == CHAT:
         return _chats(tokenizer, answers, model)
     if template == PLAIN:

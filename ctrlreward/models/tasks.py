@@ -22,7 +22,7 @@ TEXT_SLOT = "<gen_result>"
 
 
 Target: TypeAlias = tuple[str | Pieces, str | Pieces]
-"""What follows a context: a beginning that is only read, and the rest, which is scored."""
+"""Continuation of a context: a beginning that is only read, then the scored part."""
 
 
 def as_pieces(part: str | Pieces) -> Pieces:
