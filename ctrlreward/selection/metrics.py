@@ -8,6 +8,7 @@ mean score of the prompt's completions, or the jackknife value of a figure of th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -115,6 +116,37 @@ def read(metrics: Mapping[str, float], key: str) -> float:
         message = f"{key!r} is not logged, {known if metrics else 'nor is anything else'}"
         raise NotLogged(message, key)
     return metrics[key]
+
+
+# Words of names of metrics, by the direction that they mean; None for no direction, first.
+_WORDS: dict[Mode | None, frozenset[str]] = {
+    None: frozenset("std stddev deviation variance min max gap length steps".split()),
+    "min": frozenset(
+        "loss losses ppl perplexity nll error errors wer cer ter kl kld divergence mse rmse mae "
+        "repetition toxicity failed fail".split()
+    ),
+    "max": frozenset(
+        "reward rewards accuracy acc f1 precision recall auc bleu chrf rouge meteor bertscore "
+        "likelihood relevance coherence consistency fluency distinct diversity preservation "
+        "similarity win".split()
+    ),
+}
+
+
+def direction_of_name(key: str) -> Mode | None:
+    """Return the better direction of a metric by the words of its name, None if they don't say.
+
+    Only the part after the last "/" counts, or the one before it if that is a mean.
+
+    Examples:
+        >>> [direction_of_name(key) for key in ("eval_ppl", "rewards/accuracy/mean", "length")]
+        ['min', 'max', None]
+    """
+    name = re.sub(r"/(mean(@\d+)?|dataloader_idx_\d+)$", "", key.lower()).rsplit("/", 1)[-1]
+    name = re.sub(r"neg(ative)?_log_(likelihood|prob)", "nll", name)
+    words = re.split(r"[^a-z0-9]+", name)
+    said = {*words, *(word.rstrip("0123456789") for word in words)}  # of "f1" and of "bleu4"
+    return next((mode for mode, known in _WORDS.items() if said & known), None)
 
 
 def chosen_level(level: float, k: int) -> float:

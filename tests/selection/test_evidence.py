@@ -15,6 +15,7 @@ from ctrlreward.functional.sequential import (
     rise_p_value,
 )
 from ctrlreward.selection import AlarmRule, BestRule, StopDecision, StopRule
+from ctrlreward.selection.metrics import direction_of_name
 
 Rule = AlarmRule | BestRule | StopRule
 
@@ -289,3 +290,22 @@ def test_a_restored_state_continues_as_the_original(rule: Rule) -> None:
     whole = fold(rule, rows)
     for cut in range(1, len(rows)):
         assert repr(fold(rule, rows, cut)) == repr(whole)
+
+
+@pytest.mark.parametrize(
+    ("mode", "keys"),
+    [
+        (
+            "min",
+            "ppl val_loss reward:eval_ppl train/kl kl_divergence neg_log_likelihood",
+        ),
+        ("min", "word_error_rate rewards/ppl/mean reward/fail_rate score/repetition"),
+        (
+            "max",
+            "reward eval_reward score/log_likelihood distinct_2 eval_f1 bleu4 reward/mean@4",
+        ),
+        (None, "length score/length reward_std rewards/a/std closs mean step clip_ratio/low"),
+    ],
+)
+def test_direction_by_the_name_of_a_metric(mode: str | None, keys: str) -> None:
+    assert {direction_of_name(key) for key in keys.split()} == {mode}
