@@ -130,34 +130,34 @@ class Minimum(Aggregate):
     """
 
     scales: Scales | None = None
+    signs: Mapping[str, int] = field(default_factory=dict, kw_only=True, repr=False)  # by check
 
     def check(self, components: Mapping[str, Component]) -> Self:
         """See `Aggregate`."""
-        specs = {name: component.spec for name, component in components.items()}
+        signs = {n: 1 if c.spec.higher_is_better else -1 for n, c in components.items()}
         if self.scales is None:
-            for name, spec in specs.items():
-                if not spec.higher_is_better:
-                    raise ValueError(f"scales must be given, as {name} is better when lower")
-            return replace(self, scales=dict.fromkeys(components, (0.0, 1.0)))
-        if self.scales.keys() != components.keys():
+            if lower := [name for name, sign in signs.items() if sign < 0]:
+                raise ValueError(f"scales must be given, as {lower[0]} is better when lower")
+        elif self.scales.keys() != components.keys():
             raise ValueError(
                 f"scales must be of {', '.join(components)}, got {', '.join(self.scales)}"
             )
-        signed = {}
-        for name, (mean, deviation) in self.scales.items():
+        for name, (mean, deviation) in (self.scales or {}).items():
             if not (np.isfinite(mean) and 0 < deviation < np.inf):
                 raise ValueError(
                     f"scales[{name!r}] must be a mean and a positive deviation, got "
                     f"{(mean, deviation)}"
                 )
-            signed[name] = (mean, deviation if specs[name].higher_is_better else -deviation)
-        return replace(self, scales=signed)
+        return replace(self, signs=signs)
 
     def members(self, scores: Mapping[str, Scores]) -> Scores:
-        """Return the scores on one scale, shape (members, n)."""
-        assert self.scales is not None, "check comes first"
+        """Return the scores on one scale, higher is better, shape (members, n)."""
+        scales = self.scales or dict.fromkeys(self.signs, (0.0, 1.0))
         return np.stack(
-            [(scores[name] - mean) / unit for name, (mean, unit) in self.scales.items()]
+            [
+                sign * (scores[name] - scales[name][0]) / scales[name][1]
+                for name, sign in self.signs.items()
+            ]
         )
 
     def __call__(self, scores: Mapping[str, Scores]) -> Scores:

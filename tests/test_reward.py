@@ -218,6 +218,8 @@ def test_the_minimum_on_one_scale_is_the_worst_of_all() -> None:
     np.testing.assert_allclose(batch.total, [0.0, -3.0, -2.0, np.nan])
     assert list(batch.components) == ["first", "cost"]  # as the scorer returned them
     assert batch.components["cost"].tolist() == [30, 60, 10, 1]
+    again = Reward(reward.components, reward.aggregate)(["0.7 0 60", "0.3 0 10"])
+    np.testing.assert_allclose(again.total, [-3.0, -2.0])
 
 
 def test_mean_minus_deviation_and_its_disagreement() -> None:

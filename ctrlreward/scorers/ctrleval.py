@@ -233,7 +233,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
             positive("len(calibration)", len(self.calibration))
         self._iwf = iwf
 
-    _of_model = ("loaded_model", "bias")
+    _of_model = (*ModelScorer._of_model, "bias")
 
     @cached_property
     def specs(self) -> Mapping[str, ScoreSpec]:

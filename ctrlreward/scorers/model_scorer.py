@@ -92,7 +92,7 @@ class ModelScorer(Scorer, Generic[Model]):
         return {k: value for k, value in vars(self).items() if k not in self._of_model}
 
     # Cached properties that go with the model.
-    _of_model: tuple[str, ...] = ("loaded_model",)
+    _of_model: tuple[str, ...] = ("loaded_model", "_loaded_on")
 
     @abstractmethod
     def build_model(self, name: str) -> Model:
@@ -106,12 +106,14 @@ class ModelScorer(Scorer, Generic[Model]):
         if self._device is None and torch.accelerator.is_available():
             precision = str(pick_dtype(self.dtype, self.device)).removeprefix("torch.")
             _say(f"{type(self).__name__}: {self.model} on {self.device}, {precision}")
-        return self.build_model(self.model)
+        model = self.build_model(self.model)
+        self._loaded_on = self.device
+        return model
 
     @property
     def device(self) -> str:  # type: ignore[override]
         """Device of the model, as in torch; of one that is not loaded, the one that it will get."""
-        return scoring_device(self._device)
+        return vars(self).get("_loaded_on") or scoring_device(self._device)
 
     def __repr__(self) -> str:
         scores = f"{type(self).__name__}: {', '.join(self.specs)}"

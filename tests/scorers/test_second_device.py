@@ -105,7 +105,9 @@ def test_scores_are_the_same_in_mixed_precision(case: str, folders: dict[str, st
 
 @on_second_device
 def test_a_model_without_a_device_is_on_the_one_that_does_not_train(
-    folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+    folders: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scorers = [CTRLEval(folders["llama"]) for _ in range(2)]
     for scorer in scorers:
@@ -117,6 +119,11 @@ def test_a_model_without_a_device_is_on_the_one_that_does_not_train(
     said = [line for line in capsys.readouterr().err.splitlines() if "second:1" in line]
     assert len(said) == 1
     assert "float32" in said[0]
+    # A trainer moves to another device later.
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+    assert scorers[0].device == "second:1"
+    scorers[0].release()
+    assert scorers[0].device == "second:0"
 
 
 def wide(folder: str) -> CTRLEval:
