@@ -34,8 +34,14 @@ def check_writable(path: Path) -> None:
         raise ValueError(f"{path} is a folder, must be a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _beside(path, "unfinished")
-    unfinished.touch()
+    _new(unfinished).close()
     unfinished.unlink()
+
+
+def _new(path: Path) -> BinaryIO:
+    """Open a new file to write; what was there, such as a link, is removed and not followed."""
+    path.unlink(missing_ok=True)
+    return open(path, "xb")
 
 
 @contextmanager
@@ -45,7 +51,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     with _named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(unfinished, "wb") as file:
+            with _new(unfinished) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from itertools import compress
 from numbers import Integral
 from os import PathLike
@@ -44,6 +44,9 @@ JSON_KEYS = {column.name: column.key for column in COLUMNS}
 # Column, by its own name and by its key in a record.
 COLUMN_OF = {**{name: name for name in JSON_KEYS}, **{key: name for name, key in JSON_KEYS.items()}}
 
+# Names of generated texts without their prompts, which become texts; TRL has `completion`.
+OUTPUT_NAMES = ("outputs", "output", "completions", "completion")
+
 
 class MissingColumn(ValueError):
     """Samples lack a column that a `reader`, a scorer or function, needs; they have `present`."""
@@ -62,9 +65,9 @@ class MissingColumn(ValueError):
 
 def columns_from_records(records: Sequence[Any]) -> dict[str, Any]:
     """Return the columns of records; an `ItemError` for one without the keys of the first."""
-    keys = [*JSON_KEYS, *JSON_KEYS.values()]
+    keys = [*JSON_KEYS, *JSON_KEYS.values(), *OUTPUT_NAMES]
     for i, record in enumerate(records):
-        if not isinstance(record, Mapping) or not {"text", "texts"} & set(record):
+        if not isinstance(record, Mapping) or not {"text", "texts", *OUTPUT_NAMES} & set(record):
             found = shortened(record)
             raise ItemError("samples", i, f"= {found} is not an object with the key 'text'")
         for key in keys:
@@ -103,12 +106,15 @@ def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
             raise ValueError(f"the data has the columns {name!r} and {key!r}. Leave one out.")
         if name in table or key in table:
             columns[name] = table[name] if name in table else table[key]
-    if "texts" not in columns:
+    if "texts" in columns:
+        return columns
+    outputs = [name for name in OUTPUT_NAMES if name in table]
+    if len(outputs) != 1:
         raise ValueError(
-            "the data has no column 'texts' or 'text', only "
+            "the data has no column 'text', and not one column 'output' or 'completion', only "
             f"{', '.join(map(str, table)) or 'none'}. Rename the column of the texts to 'text'."
         )
-    return columns
+    return columns | {"outputs": table[outputs[0]]}
 
 
 class Table(Protocol):
@@ -153,9 +159,12 @@ class Samples:
         prompts: Input of the generator, for reward models, judges, tables and adapters. It may be
             a conversation, a list of messages with role and content, which is kept as JSON.
         groups: Group ids, strings or integers, equal for samples of the same prompt.
+        outputs: Generated texts without their prefixes, in place of `texts`. A text becomes prefix
+            + output, with a space where neither side has one (`joined`). Without prefixes, the
+            prompts are the prefixes, except for conversations. A blank output is an empty text.
 
     Raises:
-        TypeError: A column is not a sequence.
+        TypeError: A column is not a sequence, or both texts and outputs are given.
         ItemError: An item is not a string, has no reference, or a text does not start with its
             prefix. It is a ValueError.
         ValueError: Lengths differ.
@@ -164,9 +173,11 @@ class Samples:
         >>> samples = Samples(["The soup was good.", "The view"], prefixes=["The soup", "The view"])
         >>> samples.as_prompts().completed([" was cold.", " was fine."]).texts
         ('The soup was cold.', 'The view was fine.')
+        >>> Samples(outputs=["was cold.", ""], prompts=["The soup", "The view"]).texts
+        ('The soup was cold.', '')
     """
 
-    texts: Sequence[str]
+    texts: Sequence[str] = ()
     prefixes: Sequence[str] | None = None
     labels: Sequence[str] | Mapping[str, Any] | None = None
     sources: Sequence[str] | None = None
@@ -175,10 +186,16 @@ class Samples:
     histories: Sequence[str] | None = None
     prompts: Sequence[str] | None = None
     groups: Sequence[str] | None = None
+    outputs: InitVar[Sequence[str] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, outputs: Sequence[str] | None) -> None:
+        if outputs is not None:
+            if len(self.texts):
+                raise TypeError("texts include their prefixes and outputs don't. Pass one of them.")
+            object.__setattr__(self, "texts", outputs)
         for name, _, integers in COLUMNS:
             column = _plain(getattr(self, name))
+            given = "outputs" if name == "texts" and outputs is not None else name
             if column is None and name != "texts":
                 continue
             if name == "labels" and isinstance(column, Mapping):
@@ -187,11 +204,11 @@ class Samples:
             if unordered or not isinstance(column, Iterable):
                 hint = ". Use as_samples(...)." if name == "texts" and table_of(column) else ""
                 raise TypeError(
-                    f"{name} must be a list of strings, got {shortened(column)}, "
+                    f"{given} must be a list of strings, got {shortened(column)}, "
                     f"{kind_of(column)}{hint}"
                 )
             items = [
-                item if isinstance(item, str) else _item(name, i, item, integers)
+                item if isinstance(item, str) else _item(given, i, item, integers)
                 for i, item in enumerate(column)
             ]
             object.__setattr__(self, name, tuple(items))
@@ -200,6 +217,8 @@ class Samples:
                     f"{name} has {len(items)} items, but texts has {len(self.texts)}. "
                     "Pass one item per text."
                 )
+        if outputs is not None:
+            self._join()
         for i, (text, prefix) in enumerate(zip(self.texts, self.prefixes or (), strict=False)):
             if not text.startswith(prefix):
                 raise ItemError(
@@ -208,6 +227,17 @@ class Samples:
                     f"= {shortened(prefix)} is not the beginning of its text {shortened(text)}. A "
                     "text includes its prefix.",
                 )
+
+    def _join(self) -> None:
+        """Turn texts that are outputs into prefix + output."""
+        starts = self.prefixes
+        if starts is None and self.prompts is not None:
+            starts = ["" if parse_conversation(prompt) else prompt for prompt in self.prompts]
+        if starts is None or not any(starts):
+            return
+        rows = [(s, o) if o.strip() else ("", "") for s, o in zip(starts, self.texts, strict=True)]
+        object.__setattr__(self, "prefixes", tuple(start for start, _ in rows))
+        object.__setattr__(self, "texts", tuple(joined(*row) for row in rows))
 
     @staticmethod
     def _checked(columns: Mapping[str, tuple[Any, ...]]) -> Samples:
@@ -345,7 +375,7 @@ class Samples:
         return [text[len(prefix) :] for text, prefix in zip(self.texts, prefixes, strict=True)]
 
     def completed(self, completions: Sequence[str]) -> Samples:
-        """Return the samples with texts replaced by prefix + completion.
+        """Return the samples with texts replaced by prefix + completion, as a model writes it.
 
         A space between the two belongs to the completion. If the prefix ends with it as well, it
         is in the text once: `"The food "` and `" was good"` give `"The food was good"`.
@@ -358,7 +388,7 @@ class Samples:
                 f"got {len(completions)} completions for {len(prefixes)} prompts, must be one per "
                 "prompt"
             )
-        return replace(self, texts=list(map(_joined, prefixes, completions)))
+        return replace(self, texts=list(map(_once_spaced, prefixes, completions)))
 
     def distinct(self) -> tuple[Samples, list[int]]:
         """Return the distinct samples (the samples themselves if all are), and each one's index.
@@ -418,11 +448,28 @@ class Samples:
         return samples_of(read_jsonl(path), path)
 
 
-def _joined(prefix: str, completion: str) -> str:
+def _once_spaced(prefix: str, completion: str) -> str:
     """Return prefix + completion, with the spaces that both have where they meet once."""
     own = len(completion) - len(completion.lstrip(" "))
     given = len(prefix) - len(prefix.rstrip(" "))
     return prefix + completion[min(own, given) :]
+
+
+# After and before these no space is written: white space, brackets, signs; Chinese and Japanese.
+_NO_SPACE = re.compile(
+    r"(?:^|[\s(\[{“‘«/\-\u2e80-\u9fff\uff00-\uffef])\n|\n(?:$|[\s.,;:!?)\]}”’'»%/\-\u2e80-\u9fff\uff00-\uffef])"
+)
+
+
+def joined(prefix: str, output: str) -> str:
+    """Return prefix + output, with one space where a writer leaves one and neither side has it.
+
+    Examples:
+        >>> joined("The soup", "was cold."), joined("The soup ", " was"), joined("The soup", ".")
+        ('The soup was cold.', 'The soup was', 'The soup.')
+    """
+    gap = "" if _NO_SPACE.search(f"{prefix[-1:]}\n{output[:1]}") else " "
+    return _once_spaced(prefix, gap + output)
 
 
 def records_of(samples: Samples) -> list[dict[str, Any]]:
@@ -477,6 +524,9 @@ def _item(name: str, i: int, item: Any, integers: bool) -> Any:
             must = "must be a text, or messages with role and content"
             raise ItemError(name, i, f"has {shortened(wrong[0])}, {must}")
         return conversation_prompt(item)
+    if name == "outputs" and isinstance(item, list) and all(isinstance(m, Mapping) for m in item):
+        said = [m.get("content") for m in item if m.get("role") == "assistant"]
+        return "\n".join(map(str, filter(None, said)))
     if name == "references" and isinstance(item, Sequence) and item:
         wrong = [each for each in item if not isinstance(each, str)]
         if not wrong:
@@ -560,7 +610,8 @@ def as_samples(data: SamplesLike | None = None, **columns: Any) -> Samples:
     Args:
         data: `Samples`; a list of texts; a list of records (`{"text": …, "label": …}`); a mapping
             of columns (`{"texts": [...], "labels": [...]}`), a pandas DataFrame or a
-            `datasets.Dataset`. Names may be plural or singular; others are ignored. None if the
+            `datasets.Dataset`. Names may be plural or singular; others are ignored. Without texts,
+            `output` or TRL's `completion` are outputs, which follow their prompts. None if the
             texts are a keyword.
         columns: Columns to add or replace, by a plural or singular name; one string or integer
             applies to all samples. `label_map` maps labels in the data to the scorer's labels:
@@ -581,8 +632,9 @@ def as_samples(data: SamplesLike | None = None, **columns: Any) -> Samples:
     """
     label_map = columns.pop("label_map", None)
     table: dict[str, Any] = {} if data is None else _columns_of(data)
-    added = {COLUMN_OF.get(name, name): column for name, column in columns.items()}
-    if unknown := [name for name in added if name not in JSON_KEYS]:
+    known = COLUMN_OF | dict.fromkeys(OUTPUT_NAMES, "outputs")
+    added = {known.get(name, name): column for name, column in columns.items()}
+    if unknown := [name for name in added if name not in (*JSON_KEYS, "outputs")]:
         raise TypeError(
             f"{unknown[0]} is not a column of Samples, must be one of {', '.join(JSON_KEYS)}"
         )
@@ -591,13 +643,14 @@ def as_samples(data: SamplesLike | None = None, **columns: Any) -> Samples:
     if isinstance(data, Samples) and not added and label_map is None:
         return data
     table |= added
-    if table.get("texts") is None:
+    of_rows = "texts" if table.get("outputs") is None else "outputs"
+    if table.get(of_rows) is None:
         raise TypeError("there are no texts. Pass a list of texts as the first argument.")
-    if isinstance(table["texts"], Iterator):
-        table["texts"] = list(table["texts"])
+    if isinstance(table[of_rows], Iterator):
+        table[of_rows] = list(table[of_rows])
     for name, column in added.items():
-        if isinstance(column, str | Integral) and name != "texts":
-            table[name] = [column] * len(table["texts"])
+        if isinstance(column, str | Integral) and name != of_rows:
+            table[name] = [column] * len(table[of_rows])
     samples = Samples(**table)
     return samples if label_map is None else _mapped(samples, label_map)
 

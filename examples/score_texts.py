@@ -83,7 +83,7 @@ def main(path: str | None = None) -> None:
         line = f"{name:22}" + "".join(f"{mean:10.3f}" for mean in means)
         first, last = (by_system[name, system] for system in (names[0], names[-1]))
         if len(first) == len(last):  # the same prompts in the same order
-            change = paired_difference(first, last)
+            change = paired_difference(last, minus=first)
             line += f"   {change.value:+.3f} ({change.low:.3f} to {change.high:.3f})"
         print(line)
     print("\nleast relevant:")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ctrlreward.files import (
     JsonLog,
+    check_writable,
     hold,
     remove_at_once,
     whole_folder,
@@ -36,6 +37,17 @@ def test_a_file_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path
     with pytest.raises(OSError, match="taken"):
         write_whole(tmp_path / "taken", "")
     assert os.listdir(tmp_path) == ["taken"]
+
+
+def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path: Path) -> None:
+    for name in ("victim", "absent"):
+        (tmp_path / "victim").write_text("precious")
+        (tmp_path / ".out.csv.unfinished").symlink_to(name)
+        check_writable(tmp_path / "out.csv")
+        (tmp_path / ".out.csv.unfinished").symlink_to(name)
+        write_whole(tmp_path / "out.csv", "new")
+    assert sorted(os.listdir(tmp_path)) == ["out.csv", "victim"]
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_a_folder_takes_the_place_of_another_or_leaves_it(tmp_path: Path) -> None:

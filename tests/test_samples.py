@@ -54,6 +54,10 @@ def test_columns_are_kept_as_tuples_in_declaration_order() -> None:
     [
         (TypeError, "texts", lambda: Samples("The food")),  # one text is not its letters
         (TypeError, "texts", lambda: as_samples({"a"})),  # has no order
+        (TypeError, "outputs", lambda: Samples(["a b"], outputs=["b"], prompts=["a"])),
+        (TypeError, "outputs", lambda: Samples(outputs="b")),
+        (ItemError, r"outputs\[0\]", lambda: Samples(outputs=[1])),
+        (ValueError, "output", lambda: as_samples({"output": ["a"], "completion": ["a"]})),
         (ItemError, r"texts\[1\]", lambda: Samples(["a", b"b"])),
         (ItemError, "prompts", lambda: as_samples(["a"], prompts=pd.array([None], "string"))),
         (ItemError, "labels", lambda: Samples(["a"], labels=[None])),
@@ -163,6 +167,38 @@ def test_a_space_between_prefix_and_completion_is_not_doubled(
     completed = Samples([prefix]).as_prompts().completed([completion])
     assert completed.texts == (text,)
     assert completed.prefixes == completed.prompts == (prefix,)  # as they were given
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "text"),
+    [
+        ("The food", "was good.", "The food was good."),
+        ("The food ", " was", "The food was"),
+        ("The food\n", "was", "The food\nwas"),
+        ("The food", ", warm", "The food, warm"),
+        ("He said “", "Hello", "He said “Hello"),
+        ("汤", "很好", "汤很好"),
+        ("", "was", "was"),
+    ],
+)
+def test_outputs_are_joined_to_their_prompts(prompt: str, output: str, text: str) -> None:
+    samples = Samples(outputs=[output, " "], prompts=[prompt, prompt])
+    prefixes = [prompt, ""] if prompt else None
+    assert samples == Samples([text, "" if prompt else " "], prefixes, prompts=[prompt, prompt])
+    for names in ("output prompt", "completions prompts", "completion prompt"):
+        columns = dict(zip(names.split(), ([output, " "], [prompt, prompt]), strict=True))
+        assert as_samples(columns) == as_samples(**columns) == samples
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        assert as_samples(rows) == samples
+    assert as_samples([{"text": "a", "output": "b", "prompt": "c"}]).texts == ("a",)
+
+
+def test_outputs_of_conversations_stand_alone() -> None:
+    user, reply = {"role": "user", "content": "Soup?"}, {"role": "assistant", "content": "Warm."}
+    samples = as_samples([{"prompt": [user], "completion": [reply]}])
+    assert samples == Samples(["Warm."], prompts=[[user]])
+    both = Samples(outputs=["Warm.", "good"], prompts=[[user], "So"])
+    assert (both.texts, both.prefixes) == (("Warm.", "So good"), ("", "So"))
 
 
 # Repeated samples.

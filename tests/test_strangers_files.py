@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
-import math
 import os
 import pickle
 import shutil
@@ -14,11 +11,8 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from ctrlreward import Distinct, Perplexity, Samples
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
@@ -30,8 +24,6 @@ from ctrlreward.models.wheels import extract
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers.judge import Rubric
 from ctrlreward.scorers.task import Task
-from ctrlreward.tables.row_streams import parse_rows
-from ctrlreward.tables.table_writing import encode_rows
 
 SCORE = "score rows.jsonl scored.jsonl --scorers Distinct"
 REWARD = f"{__name__}:brevity"
@@ -112,8 +104,8 @@ def failure(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
         ("probe reward.yaml", "reward.yaml"),
         ("serve reward.yaml", "reward.yaml"),
         ("train --config reward.yaml", "reward.yaml"),
-        ("compare table.json table.json", "table.json"),
-        ("compare first second", "second/metrics.jsonl"),
+        ("compare table.json table.json --reproduction", "table.json"),
+        ("compare first second --reproduction", "second/metrics.jsonl"),
     ],
 )
 def test_what_no_parser_takes_is_named(
@@ -123,14 +115,6 @@ def test_what_no_parser_takes_is_named(
     said = failure(command.split(), capsys)
     assert place in said
     assert len(said) < 1000
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_infinity_that_an_output_can_not_have(suffix: str, capsys: Captured) -> None:
-    place = spoil(Path("rows.jsonl"), '{"a": [Infinity]}')
-    command = SCORE.replace("scored.jsonl", f"scored.{suffix}").split()
-    assert f"{place}: the column 'extra' has the value" in failure(command, capsys)
-    assert not Path(f"scored.{suffix}").exists()
 
 
 HUGE = "1" + "0" * 400  # an integer of Python and of JSON, beyond any float
@@ -318,40 +302,10 @@ def test_a_run_that_is_read_does_not_run() -> None:
         Path("first/config.yaml").write_text(content)
         main(["report", "first"])
         main(["select", "first", "--maximise", "worth"])
-        main(["compare", "first", "second"])
+        main(["compare", "first", "second", "--reproduction"])
 
 
 # Tables and reports
-
-FORMULAS = ["=cmd|' /C calc'!A0", "+1+cmd|'x'!A0", "-2+3", "@SUM(1)"]
-FORMULAS += ["\t=1", "'=1", "''-x", "-", "="]
-
-
-@given(st.lists(st.text(alphabet="=+-@'1.e \t\ra\"\n,", max_size=6), min_size=1))
-@example(FORMULAS)
-def test_no_cell_is_a_formula_and_each_is_read_back(texts: list[str]) -> None:
-    rows = [{"text": text, "=name": 1, "n": -1.5} for text in texts]
-    content = encode_rows(".csv", rows, {"score": np.full(len(rows), -2.5)})
-    header, *cells = csv.reader(io.StringIO(content.decode(), newline=""))
-    assert header == ["text", "'=name", "n", "score"]
-    for (shown, *_, number, score), text in zip(cells, texts, strict=True):
-        assert (number, score) == ("-1.5", "-2.5")
-        if shown[:1] in ("=", "+", "-", "@", "\t", "\r"):
-            assert math.isfinite(float(shown))
-        assert shown.removeprefix("'") in (text, text.removeprefix("'"))
-    read = parse_rows(content, Path("rows.csv"))
-    assert [row["text"] for row in read] == texts
-    assert [*read[0]] == ["text", "=name", "n", "score"]
-
-
-def test_scores_of_a_scored_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """A formula has one apostrophe however often its file is scored."""
-    Path("rows.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in FORMULAS[:4]))
-    for name in ("first", "second"):
-        main(["score", "rows.csv", "scored.csv", "--scorers", "Distinct", "--names", name])
-        shutil.move("scored.csv", "rows.csv")
-        assert "\n'=cmd|" in Path("rows.csv").read_text()
-    assert "''" not in Path("rows.csv").read_text()
 
 
 # Names
@@ -363,7 +317,7 @@ CONTROLS = "worth\x1b[2J\x9b2J\a\u202e"
     "command",
     [
         ["select", "first", "--maximise", CONTROLS],
-        ["compare", "first", "second"],
+        ["compare", "first", "second", "--reproduction"],
         ["report", "first"],
         ["score", "rows.jsonl", "scored.jsonl", "--scorers", "Distinct", "--names", CONTROLS],
     ],

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +21,22 @@ from ctrlreward.command_line.terminal import (
     user_errors,
 )
 from ctrlreward.command_line.typed_options import gather_words, pairs
-from ctrlreward.corpus.parts import consecutive, score_parts
-from ctrlreward.failures import Failures, ItemError, rows_named
+from ctrlreward.failures import rows_named
 from ctrlreward.files import JsonLog, hold, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Component, Scorer
-from ctrlreward.scorers.base import Scores, check_samples, score
+from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.scorers.components import name_components
-from ctrlreward.tables.row_streams import Row, check_suffix, parse_rows, placed_rows, read_rows
-from ctrlreward.tables.table_columns import Columns, explained_columns, read_columns, to_samples
+from ctrlreward.scorers.parts import score_parts
+from ctrlreward.tables.row_streams import Row, check_suffix, parse_table, read_placed, read_rows
+from ctrlreward.tables.table_columns import (
+    Columns,
+    explained_columns,
+    read_columns,
+    require_column,
+    to_samples,
+)
 from ctrlreward.tables.table_writing import encode_rows
 
 _DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file.
@@ -43,7 +45,8 @@ Repeat the command to resume an interrupted run."""
 
 _EXAMPLES = (
     "ctrlreward score texts.jsonl scored.csv --scorers CTRLEval Perplexity",
-    "ctrlreward score texts.csv scored.csv --columns.text=output --scorers Perplexity",
+    "ctrlreward score systems.csv scored.csv --by system --columns.prompt=prompt "
+    "--columns.output=output --scorers Perplexity Distinct",
     "ctrlreward score texts.jsonl topic.jsonl --scorers CTRLEval --scorers.task=topic "
     "--columns.label=topic",
     "ctrlreward score texts.jsonl scored-1.jsonl --shard 1/2 --scorers Perplexity",
@@ -57,11 +60,6 @@ _LISTS = {"--scorers", "--names", "--label_map"}
 # Options of scorers that may change when a run is resumed: they don't change the scores.
 _NOT_IDENTITY = ("device", "batch_tokens")
 
-PART = 256  # rows that are scored and saved together
-
-# Warnings from one line of code that are shown; a table may have thousands of failed rows.
-_SHOWN = 3
-
 
 def run(arguments: list[str]) -> None:
     """Score a file, or resume an interrupted run."""
@@ -73,7 +71,7 @@ def run(arguments: list[str]) -> None:
         parser.dump(config, format="json"),  # functions by their paths
         object_pairs_hook=lambda pairs: {k: v for k, v in pairs if k not in _NOT_IDENTITY},
     )["scorers"]
-    with user_errors(lambda: _log_path(config.output).exists()):
+    with user_errors(lambda: _log_path(Path(config.output)).exists()):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
         score_file(**options, identity=identity)
@@ -86,6 +84,7 @@ def score_file(
     scorers: list[Scorer],
     names: list[str] | None = None,
     columns: Columns = Columns(),  # noqa: B008 — it is frozen
+    by: str | None = None,
     label_map: list[str] | None = None,
     shard: str | None = None,
     identity: Any = None,
@@ -103,6 +102,8 @@ def score_file(
         names: One name per scorer, which prefixes the names of its scores (`small.coherence`):
             `--names small large`. Needed if two scorers have scores of the same name.
         columns: Column names of the input file; null ignores a column (`--columns.prefix=null`).
+        by: Column of the system that wrote each text: the summary is by system, and scores that
+            compare texts with each other, such as those of Distinct, compare those of one system.
         label_map: Labels of the file and their replacements: `--label-map
             0=negative 1=positive`.
         shard: `2/4` scores the second quarter of the rows, for several processes.
@@ -124,155 +125,120 @@ def score_file(
             f"{input} already has columns with the names of scores ({', '.join(clashing)}). "
             "Pass --names, one per scorer, to prefix the names of their scores."
         )
-    of_all_rows = [name for name, c in components.items() if not c.scorer.pointwise]
-    if shard and of_all_rows:
-        raise ValueError(f"{', '.join(of_all_rows)} needs all rows, not a shard of them")
-    _check_output(target.suffix, rows, places)
-    content = repr(rows).encode("utf-8", "backslashreplace")
+    compared = [name for name, c in components.items() if not c.scorer.pointwise]
+    if shard and compared:
+        raise ValueError(f"{', '.join(compared)} needs all rows, not a shard of them")
+    if by:
+        require_column(rows, by)
+    systems = [str(row.get(by)) for row in rows] if by else [""] * len(rows)
+    if target.suffix == ".parquet":
+        encode_rows(target.suffix, rows, {})  # raises, before anything is scored
+    scored = components | _read_by_corpora(components)
     settings = {
         "version": version("ctrlreward"),  # another one may score differently
-        "sha256 of the rows": hashlib.sha256(content).hexdigest(),
-        "rows of a part": PART,
+        "sha256 of the rows": hashlib.sha256(repr(rows).encode(errors="replace")).hexdigest(),
         "columns": asdict(columns),
         "label_map": labels,
-        "scorers": [identity, list(components)],
+        "scorers": [identity, list(scored)],
     }
-    log = JsonLog(_log_path(output), settings)
+    log = JsonLog(_log_path(target), settings)
     lock = target.with_name(f".{target.name}.lock")
     with hold(lock, output, "Wait for it, or use another output.", temporary=True):
         if target.exists() and not log.path.exists():
             _require_complete(target, rows, list(components))
             print(f"{output} is already complete. Delete it to score {input} again.")
             return
-        scores = _scores(log, components, samples, places, read)
-        write_whole(target, encode_rows(target.suffix, rows, scores))
+        if "outputs" in read:
+            print(_joined_line(read, samples))
+        with rows_named(places, read):
+            scores = score_parts(scored, samples, log, places, systems)
+        write_whole(
+            target, encode_rows(target.suffix, rows, {name: scores[name] for name in components})
+        )
         log.path.unlink(missing_ok=True)
-    _print_summary(components, scores)
+    _print_summary(components, scored, scores, np.array(systems))
 
 
-def _scores(
-    log: JsonLog,
-    components: Mapping[str, Component],
-    samples: Samples,
-    places: Sequence[str],
-    read: Mapping[str, str],
-) -> dict[str, Scores]:
-    """Return the scores of n rows, shape (n,) by name; continue where the log ends.
-
-    Errors and warnings name rows by `places`, and columns of the samples by `read`.
-    """
-    log.read()  # raises for other settings, before a model is loaded
-    for component in components.values():
-        component.scorer.load()  # one may be missing, and another take hours
-    warnings, failures = FirstWarnings(), Failures()
-
-    def scores_of(wanted: Mapping[str, Component], part: Sequence[int]) -> Mapping[str, Scores]:
-        its_places = [places[i] for i in part]
-        with warnings.on_handlers(), rows_named(its_places, read):
-            try:
-                found = score(wanted, samples[list(part)])
-            except ItemError:
-                raise
-            except Exception as error:
-                error.add_note(f"(while scoring {its_places[0]} to {its_places[-1]})")
-                raise
-        for i, reason in found.failures.items():
-            failures.add(part[i], reason)
-        return found.scores
-
-    scores: dict[str, Scores] = {}
-    if alone := {name: c for name, c in components.items() if c.scorer.pointwise}:
-        parts = consecutive(len(samples), PART)
-        scores |= score_parts(log, parts, lambda part: scores_of(alone, part))
-    if of_all_rows := {name: c for name, c in components.items() if not c.scorer.pointwise}:
-        scores |= scores_of(of_all_rows, range(len(samples)))
-    failures.warn(len(samples), places)
-    return {name: scores[name] for name in components}
-
-
-def _log_path(output: str) -> Path:
-    target = Path(output)
+def _log_path(target: Path) -> Path:
     return target.with_name(f"{target.name}.partial.jsonl")
 
 
 def _read(input: str, shard: str | None) -> tuple[list[Row], list[str]]:
     """Return the rows of a file, or of its shard `i/n`, and the place of each."""
-    placed = placed_rows(input)
-    if shard is not None:
-        match = re.fullmatch(r"(\d+)/(\d+)", shard)
-        i, n = (int(match[1]), int(match[2])) if match else (0, 0)
-        if not 1 <= i <= n:
-            raise ValueError(f"shard must be from 1/n to n/n, such as 2/4, got {shard!r}")
-        count = sum(1 for _ in placed_rows(input))
-        if count < n:
-            raise ValueError(f"{input} has {count} rows, must have as many as shards, {n}, or more")
-        placed = islice(placed, count * (i - 1) // n, count * i // n)
-    places, rows = zip(*placed, strict=True)
-    return list(rows), list(places)
+    rows, places = read_placed(input)
+    match = re.fullmatch(r"(\d+)/(\d+)", shard or "1/1")
+    i, n = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= i <= n <= len(rows):
+        raise ValueError(
+            f"shard must be from 1/n to n/n, such as 2/4, with n up to the number of rows, "
+            f"{len(rows)}, got {shard!r}"
+        )
+    part = slice(len(rows) * (i - 1) // n, len(rows) * i // n)
+    return rows[part], places[part]
 
 
-def _check_output(suffix: str, rows: Sequence[Row], places: Sequence[str]) -> None:
-    """Raise, before anything is scored, if an output can't have a row; name the row."""
-    try:
-        encode_rows(suffix, rows, {})
-    except ValueError:
-        for row, place in zip(rows, places, strict=True):
-            try:
-                encode_rows(suffix, [row], {})
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
-        raise
+def _read_by_corpora(components: Mapping[str, Component]) -> dict[str, Component]:
+    """Return what the scorers' scores of a corpus read beside the scores, by other names."""
+    read = [Component(c.scorer, n) for c in components.values() for n in c.scorer.corpus_columns]
+    known = set(components.values())
+    return {
+        f"corpus/{i}/{each.name}": each
+        for i, each in enumerate(dict.fromkeys(read))
+        if each not in known
+    }
+
+
+def _joined_line(read: Mapping[str, str], samples: Samples) -> str:
+    """Return what the texts are, in words."""
+    start = read.get("prefixes") or read.get("prompts")
+    if samples.prefixes is None or start is None:
+        why = "the prompts are conversations" if start else "the file has no column of prompts"
+        return f"texts are the column {read['outputs']!r} alone: {why}"
+    alone = f"--columns.text={read['outputs']} scores the outputs alone"
+    return (
+        f"texts are {start!r} and {read['outputs']!r}, with a space where neither has one; {alone}"
+    )
 
 
 def _require_complete(output: Path, rows: Sequence[Row], names: Sequence[str]) -> None:
     """Raise if an existing output lacks scores or was made from other rows."""
-    expected = parse_rows(encode_rows(output.suffix, rows, {}), output)
-    found = read_rows(output)
+    table = parse_table(encode_rows(output.suffix, rows, {}), str(output))
+    expected, found = [row for _, row in table], read_rows(output)
+    lacks = [name for name in names if name not in found[0]]
     carried = [
         {name: row.get(name) for name in cells} for row, cells in zip(found, expected, strict=False)
     ]
-    lacks = [name for name in names if name not in found[0]]
     # repr, because NaN is not equal to itself
     if lacks or len(found) != len(expected) or repr(carried) != repr(expected):
         problem = f"has no {', '.join(lacks)}" if lacks else "was made from other rows"
         raise ValueError(f"{output} exists but {problem}. Use another output.")
 
 
-def _print_summary(components: Mapping[str, Component], scores: Mapping[str, Scores]) -> None:
-    table = number_table(["score"], ["mean", "rows", "failed"])
-    for name, values in scores.items():
-        failed = int(np.isnan(values).sum())
-        mean = f"{valid_mean(values):.4f}" if failed < len(values) else "–"
-        label = f"{name} {direction_arrow(components[name].spec)}"
-        table.add_row(label, mean, str(len(values)), str(failed))
+def _print_summary(
+    components: Mapping[str, Component],
+    scored: Mapping[str, Component],
+    scores: Mapping[str, Scores],
+    systems: np.ndarray[Any, Any],
+) -> None:
+    """Print for each score and system the mean, the score of the corpus if any, and failed rows."""
+    lines = []
+    for name, component in components.items():
+        own = {n: c.name for n, c in scored.items() if c.scorer is component.scorer}
+        for system in dict.fromkeys(systems.tolist()):
+            rows = systems == system
+            values = scores[name][rows]
+            corpus = component.scorer.corpus_of({c: scores[n][rows] for n, c in own.items()})
+            figures = [f"{v:.4f}" for v in (valid_mean(values), corpus.get(component.name, np.nan))]
+            failed = int(np.isnan(values).sum())
+            label = f"{name} {direction_arrow(component.spec)}"
+            lines.append([label, system, *figures, str(len(values)), str(failed)])
+    headings = ["score", "system", "mean", "corpus", "rows", "failed"]
+    shown = [
+        i for i in range(6) if i in (0, 2, 4, 5) or any(r[i] not in ("", "nan") for r in lines)
+    ]
+    table = number_table(
+        [headings[i] for i in shown if i < 2], [headings[i] for i in shown if i > 1]
+    )
+    for line in lines:
+        table.add_row(*(line[i].replace("nan", "–") if i > 1 else line[i] for i in shown))
     plain_console().print("Means (↑ higher is better, ↓ lower is better)", table)
-
-
-class FirstWarnings(logging.Filter):
-    """Passes the first warnings of each line of code."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._counts: Counter[tuple[str, int]] = Counter()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Say at the last warning of a line of code that it is the last."""
-        if record.levelno != logging.WARNING:
-            return True
-        line = record.pathname, record.lineno
-        self._counts[line] += 1
-        if self._counts[line] == _SHOWN:
-            record.msg, record.args = f"{record.getMessage()} (further ones are not shown)", ()
-        return self._counts[line] <= _SHOWN
-
-    @contextmanager
-    def on_handlers(self) -> Iterator[None]:
-        """Filter all warnings that are shown; their loggers may belong to a user's scorer."""
-        handlers = [h for h in (*logging.root.handlers, logging.lastResort) if h is not None]
-        for handler in handlers:
-            handler.addFilter(self)
-        try:
-            yield
-        finally:
-            for handler in handlers:
-                handler.removeFilter(self)

@@ -46,7 +46,7 @@ class PromptScores(np.ndarray[Any, np.dtype[np.float64]]):
 
 
 class PairedDifference(NamedTuple):
-    """Mean of after - before over the prompts that both validations have, with its interval.
+    """Mean of scores - `minus` over the prompts that both have, with its interval.
 
     The ends are infinite if there are too few prompts for the level.
 
@@ -128,27 +128,57 @@ def sign_flip_p_value(differences: npt.ArrayLike) -> float:
     return float(min(1.0, shares[max(0, smallest) :].sum()))
 
 
-def paired_difference(
-    before: npt.ArrayLike, after: npt.ArrayLike, level: float = 0.05
-) -> PairedDifference:
-    """Return the mean difference of two validations with its two-sided interval.
+def two_sided_p_value(differences: npt.ArrayLike) -> float:
+    """Return the two-sided p-value of a sum other than 0, as `sign_flip_p_value`, in (0, 1].
 
-    NaN and an infinite interval without a prompt that both have.
+    Examples:
+        >>> two_sided_p_value([0.5, 0.25, 0.25])
+        0.25
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    sums = np.bincount(np.arange(len(values)) % GROUPS, weights=values)
+    return min(1.0, 2 * min(sign_flip_p_value(sums), sign_flip_p_value(-sums)))
+
+
+def holm_p_values(p_values: npt.ArrayLike) -> list[float]:
+    """Return p-values of n tests that hold for all of them together (Holm 1979), shape (n,).
+
+    NaN, of no test, stays and does not count.
+
+    Examples:
+        >>> holm_p_values([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    given = np.asarray(p_values, dtype=np.float64)
+    order = [i for i in np.argsort(given) if not np.isnan(given[i])]
+    factors = np.arange(len(order), 0, -1)
+    adjusted = given.copy()
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(given[order] * factors))
+    return [float(value) for value in adjusted]
+
+
+def paired_difference(
+    scores: npt.ArrayLike, *, minus: npt.ArrayLike, level: float = 0.05
+) -> PairedDifference:
+    """Return the mean of scores - minus, of two systems or validations, with its interval.
+
+    Positive if `scores` are higher. NaN and an infinite interval without a prompt that both have.
 
     Args:
-        before: Score of each prompt, shape (n,). NaN if it could not be scored.
-        after: Scores of the same prompts.
-        level: Probability that the interval misses the difference, in (0, 1). For an interval that
-            holds at all validations together, `level_of_test(level, k)`.
+        scores: Score of each prompt, shape (n,). NaN if it could not be scored.
+        minus: Scores of the same prompts, which are subtracted.
+        level: Probability that the interval misses the difference, in (0, 1); it is two-sided. For
+            an interval that holds at all validations together, `level_of_test(level, k)`.
 
     Raises:
         ValueError: The shapes differ, or `level` is not between 0 and 1.
 
     Examples:
-        >>> paired_difference([0.1, 0.5, 0.3, 0.2, 0.4, 0.6], [0.3, 0.6, 0.5, 0.5, 0.5, 0.8])
+        >>> tuned, base = [0.3, 0.6, 0.5, 0.5, 0.5, 0.8], [0.1, 0.5, 0.3, 0.2, 0.4, 0.6]
+        >>> paired_difference(tuned, minus=base)
         PairedDifference(value=0.183..., low=0.0999..., high=0.3, prompts=6)
     """
-    sums, sizes = _grouped(before, after)
+    sums, sizes = _grouped(minus, scores)
     check_level(level)
     if len(sums) == 0:
         return PairedDifference(math.nan, -math.inf, math.inf, 0)
@@ -161,8 +191,9 @@ def paired_difference(
 def rise_p_value(before: npt.ArrayLike, after: npt.ArrayLike, margin: float = 0.0) -> float:
     """Return the one-sided p-value of a rise by more than `margin`, by flips of signs, in (0, 1].
 
-    Arguments and errors are as in `paired_difference`; `margin` is the smallest rise that
-    matters, in units of the score, ≥ 0. 1 without a prompt that both have.
+    `before` and `after` have the score of each prompt, shape (n,), NaN if it failed; `margin` is
+    the smallest rise that matters, in units of the score, ≥ 0. 1 without a prompt that both have.
+    Raises a ValueError if the shapes differ.
 
     Examples:
         >>> rise_p_value([0.1, 0.5, 0.3], [0.3, 0.6, 0.5])
@@ -179,7 +210,7 @@ def detectable_difference(
 
     (t₁₋level/2 + t_power) · s / √n, with the standard deviation s of the prompts' differences
     (Cohen 1988, ch. 2). Infinity with fewer than two prompts that both have. Scores are as in
-    `paired_difference`; level and power refer to a two-sided test, in (0, 1).
+    `rise_p_value`; level and power refer to a two-sided test, in (0, 1).
 
     Examples:
         >>> detectable_difference([0.2, 0.4, 0.6, 0.5], [0.3, 0.4, 0.8, 0.4])

@@ -18,8 +18,9 @@ from ctrlreward.functional.preferences import PairAccuracy, pair_accuracy
 from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.reward import Reward
 from ctrlreward.scorers import Scorer
-from ctrlreward.scorers.base import Scores, score
+from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.components import name_components
+from ctrlreward.scorers.parts import samples_log, score_parts
 from ctrlreward.tables.row_streams import Row, read_placed
 from ctrlreward.tables.table_columns import (
     Columns,
@@ -58,6 +59,7 @@ def preferences(
     columns: Columns = Columns(),  # noqa: B008 — likewise
     device: str | None = None,
     output: Path | None = None,
+    log: Path | None = None,
 ) -> None:
     """Measure how often a reward or a scorer prefers the chosen text of a pair.
 
@@ -76,6 +78,7 @@ def preferences(
         columns: Other columns of the file, for scorers (null ignores a column).
         device: Device of the reward's scorers, such as cuda:1.
         output: JSON file for the figures.
+        log: File of the scores so far, from which a repeated call continues.
     """
     if reward is None and not scorers and not metrics:
         raise ValueError("--reward, --scorers or --metrics (scores that the file has) is needed")
@@ -89,7 +92,7 @@ def preferences(
     }
     better = dict.fromkeys(values, True)
     if reward is not None or scorers:
-        found, directions = _scores(sides, places * 2, reward, scorers, columns, device)
+        found, directions = _scores(sides, places * 2, reward, scorers, columns, device, log)
         if both := sorted(values.keys() & found.keys()):
             raise ValueError(f"{', '.join(both)} is both a column and a score")
         values |= {name: (side[: len(rows)], side[len(rows) :]) for name, side in found.items()}
@@ -164,24 +167,26 @@ def _scores(
     scorers: Sequence[Scorer],
     columns: Columns,
     device: str | None,
+    log: Path | None,
 ) -> tuple[dict[str, Scores], dict[str, bool]]:
     """Return the scores of all rows by name, and whether higher is better."""
-    found: dict[str, Scores] = {}
-    better: dict[str, bool] = {}
     samples = to_samples(sides, columns, places)
+    loaded = load_reward(reward, device) if reward is not None else None
+    parts = loaded.components if isinstance(loaded, Reward) else {}
     with explained_columns(list(sides[0])):
-        if scorers:
-            components = name_components(scorers, None, samples)
-            found |= score(components, samples).warned(places)
-            better |= {name: c.spec.higher_is_better for name, c in components.items()}
-        if reward is not None:
-            loaded = load_reward(reward, device)
-            batch = loaded(samples)
-            parts = loaded.components if isinstance(loaded, Reward) else {}
-            if len(parts) > 1:
-                found |= {name: batch.components[name] for name in parts}
-                better |= {name: c.spec.higher_is_better for name, c in parts.items()}
-            found["reward"], better["reward"] = batch.total, True
+        components = name_components(scorers, None, samples) if scorers else {}
+        both = components | {f"reward/{name}": each for name, each in parts.items()}
+        kept = samples_log(log, both, samples)
+        scores = score_parts(both, samples, kept, places) if both else {}
+    found = {name: scores[name] for name in components}
+    better = {name: c.spec.higher_is_better for name, c in components.items()}
+    if loaded is not None:
+        own = {name: scores[f"reward/{name}"] for name in parts}
+        batch = loaded.combine(own, 0.0) if isinstance(loaded, Reward) else loaded(samples)
+        if len(parts) > 1:
+            found |= {name: batch.components[name] for name in parts}
+            better |= {name: c.spec.higher_is_better for name, c in parts.items()}
+        found["reward"], better["reward"] = batch.total, True
     return found, better
 
 

@@ -29,7 +29,7 @@ from ctrlreward.probing.examination import (
 from ctrlreward.reward import AnyReward
 from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.tables.row_streams import placed_rows
+from ctrlreward.tables.row_streams import read_placed
 from ctrlreward.tables.table_columns import Columns, to_samples
 
 _USAGE = "REWARD [--texts FILE] [options]"
@@ -81,8 +81,8 @@ def read_texts(
     if path is not None:
         if labels:
             raise ValueError("--labels are for the built-in texts: --texts has labels in a column")
-        places, rows = zip(*itertools.islice(placed_rows(path), count), strict=True)
-        return to_samples(rows, columns, places)
+        rows, places = read_placed(path)
+        return to_samples(rows[:count], columns, places[:count])
     # Ten of each of four topics, in turn.
     each = passages()
     chosen = [each[(i % 4) * 10 + i // 4] for i in range(min(count, len(each)))]

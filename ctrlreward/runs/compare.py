@@ -1,238 +1,413 @@
-"""Command `ctrlreward compare`: agreement of two or more runs (QRA++)."""
+"""Command `ctrlreward compare`: which of two or more systems is better, score by score."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import json
+import math
+from argparse import ArgumentParser, Namespace
+from collections.abc import Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from math import isfinite
+from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
-from rich.console import Console
-from rich.table import Table as RichTable
+import numpy as np
 
-from ctrlreward.arguments import check_ending, counted
-from ctrlreward.command_line.parser import CommandParser, command_parser
-from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
-from ctrlreward.files import json_text, write_whole
-from ctrlreward.functional.agreement import Correlation
-from ctrlreward.functional.reproducibility import (
-    StudyAgreement,
-    Table,
-    compare_curves,
-    compare_tables,
+from ctrlreward.arguments import Mode, check_ending, counted, did_you_mean
+from ctrlreward.command_line.terminal import (
+    number_table,
+    plain_console,
+    plain_parser,
+    user_errors,
 )
-from ctrlreward.runs.results import SINGLE_SYSTEM, Run, read_run
+from ctrlreward.files import json_text, write_whole
+from ctrlreward.functional.means import valid_mean
+from ctrlreward.functional.sequential import (
+    detectable_difference,
+    holm_p_values,
+    paired_difference,
+    two_sided_p_value,
+)
+from ctrlreward.samples import JSON_KEYS, OUTPUT_NAMES
+from ctrlreward.selection.metrics import direction_of_name
+from ctrlreward.tables.row_streams import SUFFIXES, Row, read_placed
+from ctrlreward.tables.table_columns import number_column, require_column
+from ctrlreward.tables.table_writing import Scores
 
-_DESCRIPTION = """Measure how reproducible a result is. Compares runs of the same experiment by
-QRA++: CV* of each metric and its means, correlations, and the share of pairwise
-findings that are upheld."""
+_DESCRIPTION = """Find out which system is better: for each score the means, the difference with a
+95 % interval by item, and the p-value of a paired test (flips of signs).
+
+Items are prompts: outputs of several systems for one prompt are a pair, and several outputs of one
+system for a prompt count by their mean. --reproduction measures instead how well two runs of one
+experiment agree (QRA++: CV* of each metric, correlations, findings upheld)."""
 
 _EXAMPLES = (
+    "ctrlreward compare scored.csv --by system",
+    "ctrlreward compare base.csv tuned.csv --metrics log_likelihood polarity",
+    "ctrlreward compare scored.csv --columns base.perplexity tuned.perplexity",
     "ctrlreward compare runs/seed0 runs/seed1",
-    "ctrlreward compare paper.csv ours.csv --metrics accuracy 'score/*' --output agreement.json",
+    "ctrlreward compare paper.csv ours.csv --reproduction",
 )
 
-# How fast a run is says nothing about its result.
-_SPEED = ("*_runtime", "*_per_second", "watch/seconds", "*step_time", "*_preparation_time")
-_MAX_PRINTED = 20  # gaps and systems of a study; the JSON file has all
+LEVEL = 0.05
+LEAST = 6  # items with which flips of signs reach the level: 2 · 2⁻⁶ < 0.05
+
+# Columns that may name an item, the first that two systems share; and columns that are no scores.
+_ITEMS = ("prompt", "prefix", "source", "id", "item")
+_NO_SCORES = {*JSON_KEYS.values(), *OUTPUT_NAMES, *_ITEMS, "index", "seed", "step", "system"}
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Agreement of two or more runs, in the user's order.
+class System(NamedTuple):
+    """Scores of one system: score → item → mean of its outputs, NaN if all failed."""
 
-    `curves` correlate each metric over the steps that all runs logged; `missing` are studies that
-    at least one run lacks.
+    name: str
+    scores: Mapping[str, Mapping[Hashable, float]]
+
+
+class Pair(NamedTuple):
+    """Two systems in one score.
+
+    Attributes:
+        first: Name of the first system.
+        second: Name of the second system.
+        difference: Mean of the first minus the second.
+        low, high: Ends of its 95 % interval, infinite if there are too few items.
+        p_value: Two-sided, by flips of signs, with Holm's correction for all pairs of systems; NaN
+            if each system has one value for all items.
+        detectable: Difference that this number of items shows with a power of 0.8.
     """
 
-    runs: Sequence[Run]
-    studies: Mapping[str, StudyAgreement]
-    curves: Mapping[str, Correlation]
-    missing: Sequence[str]
+    first: str
+    second: str
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    detectable: float
+
+
+class Comparison(NamedTuple):
+    """Systems in one score.
+
+    Attributes:
+        score: Name of the score.
+        mode: Its better direction, None if unknown.
+        items: Number of items, which all systems have and in which none failed.
+        failed: Number of items in which a system failed; they are left out.
+        means: System → mean.
+        pairs: All pairs of systems.
+    """
+
+    score: str
+    mode: Mode | None
+    items: int
+    failed: int
+    means: Mapping[str, float]
+    pairs: Sequence[Pair]
 
 
 def run(arguments: list[str]) -> None:
-    """Read the runs, write the JSON file if requested, and print the comparison."""
+    """Compare systems, write the JSON file if requested, and print the comparison."""
     options = _parser().parse_args(arguments)
-    names = [options.run_a, options.run_b, *options.runs]
     with user_errors():
         check_ending("--output", options.output, ".json")
-        runs = [read_run(name, options.system_columns, options.metric_columns) for name in names]
-        comparison = compare_runs(runs, options.metrics)
+        if options.reproduction:
+            _reproduction(options)
+            return
+        console = plain_console()
+        systems, modes, pairing = read_systems(
+            options.runs, options.by, options.columns, options.id, options.metrics
+        )
+        comparisons = compare_systems(systems, modes)
         if options.output:
-            write_whole(Path(options.output), to_json(comparison))
-    print_comparison(plain_console(), comparison)
+            content = {"pairing": pairing, "scores": comparisons}
+            write_whole(Path(options.output), json_text(content))
+    console.print(pairing, soft_wrap=True)
+    _print(comparisons)
 
 
-def compare_runs(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Comparison:
-    """Compare runs study by study and curve by curve."""
-    all_studies = list(dict.fromkeys(study for run in runs for study in run.studies))
-    shared = [study for study in all_studies if all(study in run.studies for run in runs)]
-    if not shared:
-        raise ValueError(f"the runs have no study in common, only {', '.join(all_studies)}")
-    studies = {
-        study: compare_tables([_matching(run.studies[study], patterns) for run in runs])
-        for study in shared
-    }
-    metrics = dict.fromkeys(metric for study in shared for metric in studies[study].metrics)
-    curves = {
-        metric: compare_curves([run.curves[metric] for run in runs])
-        for metric in metrics
-        if all(metric in run.curves for run in runs)
-    }
-    return Comparison(runs, studies, curves, [s for s in all_studies if s not in shared])
-
-
-def to_json(comparison: Comparison) -> str:
-    """Encode a comparison as JSON; NaN is null."""
-    studies = {study: asdict(agreement) for study, agreement in comparison.studies.items()}
-    for study in studies.values():
-        for part in (study, *study["metrics"].values()):
-            part["findings"] = {**part["findings"]._asdict(), "share": part["findings"].share}
-    content = {
-        "runs": [run.name for run in comparison.runs],
-        "studies": studies,
-        "curves": comparison.curves,
-        "missing_studies": list(comparison.missing),
-    }
-    return json_text(content)
-
-
-def _parser() -> CommandParser:
-    usage = "RUN_A RUN_B [options]"
-    parser = command_parser("ctrlreward compare", usage, _DESCRIPTION, _EXAMPLES)
-    run_help = (
-        "a CSV file (columns system, metric and value, or one system per row), a JSON file "
-        "({system: {metric: value}}) or the folder of a logger (HistoryLogger, CSVLogger, W&B); "
-        "FILE.csv:column=value selects rows of a file"
+def _parser() -> ArgumentParser:
+    parser = plain_parser("ctrlreward compare", _DESCRIPTION, _EXAMPLES)
+    add = parser.add_argument
+    add("runs", metavar="FILE", nargs="+", help="scored files (.jsonl, .csv, .parquet), or folders "
+        "of runs with stored samples, whose last ones count")  # fmt: skip
+    add("--by", help="column that names the system of each row")
+    add("--columns", nargs=2, metavar="COLUMN", help="two score columns of one file")
+    add("--id", help="column that pairs the items (default: the first of "
+        f"{', '.join(_ITEMS)} that the systems share, or else the position)")  # fmt: skip
+    add("--metrics", nargs="+", default=["*"], help="scores to compare, such as 'distinct_*'")
+    add("--output", help="JSON file for all numbers")
+    add(
+        "--reproduction",
+        action="store_true",
+        help="how well runs of one experiment agree: files with columns system, metric and value, "
+        "or one system per row, JSON ({system: {metric: value}}), or a logger's folder; "
+        "FILE.csv:column=value selects rows",
     )
-    parser.add_argument("run_a", metavar="RUN_A", type=str, help=run_help)
-    parser.add_argument("run_b", metavar="RUN_B", type=str, help="a run of the same experiment")
-    parser.add_argument("--runs", nargs="+", type=str, default=[], help="more runs to compare")
-    for option, default, text in (
-        ("metrics", "*", "metrics to compare, as 'score/*'; by default all except for speed"),
-        ("system_columns", "system", "columns of a CSV file that together name a system"),
-        ("metric_columns", "metric", "columns of a long CSV file that together name a metric"),
-    ):
-        parser.add_argument(f"--{option}", nargs="+", type=str, default=[default], help=text)
-    parser.add("--output", "JSON file for all numbers")
+    for name in ("system", "metric"):
+        text = f"with --reproduction, columns that together name a {name}"
+        add(f"--{name}_columns", nargs="+", default=[name], help=text)
     return parser
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print the runs, a table and a summary of each study, and the studies left out, unwrapped."""
-    for number, run in enumerate(comparison.runs, 1):
-        console.print(f"run {number}: {run.name}", soft_wrap=True)
-    for study, agreement in comparison.studies.items():
-        console.print()
-        console.print(_metric_table(study, agreement, comparison))
-        if agreement.system_correlation.n:
-            console.print()
-            console.print(_system_table(agreement))
-        for line in _summary_lines(agreement, len(comparison.runs)):
-            console.print(line, soft_wrap=True)
-    for study in comparison.missing:
-        console.print(f"study {study!r} is not in all runs: left out", soft_wrap=True)
+def read_systems(
+    paths: Sequence[str],
+    by: str | None = None,
+    columns: Sequence[str] | None = None,
+    item: str | None = None,
+    patterns: Sequence[str] = ("*",),
+) -> tuple[list[System], dict[str, Mode], str]:
+    """Return the systems, the better directions that a run declares, and how items are paired.
+
+    Raises:
+        ValueError: There are fewer than two systems, or they have no score or item in common.
+    """
+    modes: dict[str, Mode] = {}
+    if any(Path(path).is_dir() for path in paths):
+        systems, modes = _of_runs(paths)
+        return _with_scores(systems, patterns), modes, "items are the held-out prompts of the runs"
+    for path in paths:
+        if Path(path).suffix not in SUFFIXES:
+            raise ValueError(
+                f"{path} must be a run's folder or end in one of {', '.join(SUFFIXES)}; tables of "
+                "results are compared with --reproduction"
+            )
+    if len({*paths}) < len(paths):
+        raise ValueError(f"{', '.join(paths)}: a file is named twice")
+    tables = {path: read_placed(path) for path in paths}
+    rows = [row for own, _ in tables.values() for row in own]
+    places = [place for _, own in tables.values() for place in own]
+    if columns:
+        if len(paths) > 1 or by:
+            raise ValueError("--columns compares two columns of one file, without --by")
+        tables = {
+            name: ([{**row, "score": row.get(name)} for row in rows], places) for name in columns
+        }
+        for name in columns:
+            number_column(rows, name, places)  # names the column in its errors
+        patterns = ["score"]
+        modes = {"score": m} if (m := direction_of_name(columns[0])) else {}
+    elif by or len(paths) == 1:
+        tables = _by_column(paths[0], rows, places, by)
+    names = _short_names(list(tables))
+    keys, pairing = _pairing([rows for rows, _ in tables.values()], item)
+    systems = []
+    for name, own, (rows, places) in zip(names, keys, tables.values(), strict=True):
+        scores = {
+            score: number_column(rows, score, places) for score in _numeric(rows, patterns, by)
+        }
+        systems.append(System(name, {k: _by_item(own, values) for k, values in scores.items()}))
+    return _with_scores(systems, patterns), modes, pairing
 
 
-def _metric_table(study: str, agreement: StudyAgreement, comparison: Comparison) -> RichTable:
-    several = len(agreement.systems) > 1
-    headings = ["systems"] if several else [f"run {i + 1}" for i in range(len(comparison.runs))]
-    headings += ["CV* %"]
-    headings += ["Pearson", "Spearman", "findings upheld"] if several else []
-    headings += ["Pearson", "Spearman", "common steps"] if comparison.curves else []
-    title = study or None
-    table = number_table(["metric"], headings, title=title, title_justify="left", show_edge=False)
-    for metric, values in agreement.metrics.items():
-        if several:
-            cells = [str(len(values.cv_star))]
-        else:  # the values of the only system that all runs have
-            columns = [run.studies[study].get(metric, {}) for run in comparison.runs]
-            shared = next(iter(agreement.systems), "")
-            cells = [f"{column[shared]:.4g}" if shared in column else "–" for column in columns]
-        cells += [_number(values.mean_cv_star)]
-        if several:
-            cells += [*_correlation(values.correlation)]
-            upheld, total = values.findings
-            cells += [f"{upheld} of {total}" if total else "–"]
-        if metric in comparison.curves:
-            curve = comparison.curves[metric]
-            cells += [*_correlation(curve), str(curve.n)]
-        table.add_row(metric, *cells)
-    return table
+def _of_runs(paths: Sequence[str]) -> tuple[list[System], dict[str, Mode]]:
+    """Return the scores by prompt of the last validation of each run that stored them."""
+    from ctrlreward.runs.folder import read_stored_run  # imports PyTorch
+
+    systems, digests, modes = [], set(), dict[str, Mode]()
+    for path, name in zip(paths, _short_names(paths), strict=True):
+        stored = read_stored_run(path)
+        evidence = next((dict(s.evidence) for s in reversed(stored.steps) if s.evidence), {})
+        if not evidence:
+            raise ValueError(
+                f"{path} has no scores by prompt, as a GenerationScorer stores them; its logged "
+                "numbers are compared with --reproduction"
+            )
+        digests |= {getattr(values, "prompts", "") for values in evidence.values()}
+        modes |= stored.modes
+        systems.append(System(name, {k: dict(enumerate(v.tolist())) for k, v in evidence.items()}))
+    if len(digests) > 1:
+        raise ValueError("the runs have other held-out prompts, so that no prompt is in both")
+    return systems, modes
 
 
-def _system_table(agreement: StudyAgreement) -> RichTable:
-    """Return a table of the first systems, over the metrics that all runs have of them."""
-    headings = ("metrics", "CV* %", "Pearson", "Spearman")
-    table = number_table(["system"], headings, show_edge=False)
-    for name, values in list(agreement.systems.items())[:_MAX_PRINTED]:
-        cells = (str(values.correlation.n), _number(values.mean_cv_star))
-        table.add_row(name, *cells, *_correlation(values.correlation))
-    return table
-
-
-def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
-    comparable = sum(isfinite(values.mean_cv_star) for values in agreement.metrics.values())
-    yield ""
-    about = "for two runs, about their difference" if runs == 2 else "about their deviation"
-    yield (
-        f"CV* (type I): {_number(agreement.mean_cv_star)} %, "
-        f"mean of {counted(comparable, 'metric')}; {about} in percent of their mean"
-    )
-    if len(agreement.systems) > 1:
-        yield from _correlation_lines(agreement)
-    findings = agreement.findings
-    if findings.total:
-        yield (
-            "findings (type IV): "
-            f"{findings.upheld} of {counted(findings.total, 'pair')} of systems in the same order "
-            f"({100 * findings.share:.1f} %)"
+def _by_column(
+    path: str, rows: Sequence[Row], places: Sequence[str], by: str | None
+) -> dict[str, tuple[list[Row], list[str]]]:
+    if by is None:
+        others = [name for name in rows[0] if name not in _numeric(rows, ["*"], None)]
+        texts = {name: {str(row.get(name)) for row in rows} for name in others}
+        few = [name for name, cells in texts.items() if 1 < len(cells) <= len(rows) ** 0.5]
+        raise ValueError(
+            f"{path} is one file: name the column of the systems with --by COLUMN"
+            f"{' (perhaps ' + ' or '.join(few[:3]) + ')' if few else ''}, two columns of scores "
+            "with --columns, or a second file"
         )
-    else:
-        why = "no metric has values of two systems in all runs"
-        why = "the runs share only one system" if len(agreement.systems) == 1 else why
-        yield f"findings (type IV): none, because {why}"
-    if agreement.gaps:
-        yield "left out:"
-    for gap in agreement.gaps[:_MAX_PRINTED]:
-        of = "" if gap.system == SINGLE_SYSTEM else f" of {gap.system}"
-        yield f"  {gap.metric}{of}: {gap.reason}"
-    if len(agreement.gaps) > _MAX_PRINTED:
-        yield f"  and {len(agreement.gaps) - _MAX_PRINTED} more: --output FILE.json lists all"
+    require_column(rows, by, did_you_mean(by, rows[0]))
+    groups: dict[str, tuple[list[Row], list[str]]] = {}
+    for row, place in zip(rows, places, strict=True):
+        own = groups.setdefault(str(row.get(by)), ([], []))
+        own[0].append(row)
+        own[1].append(place)
+    if len(groups) < 2:
+        raise ValueError(
+            f"{by} must name two systems or more, but all rows have {next(iter(groups))!r}"
+        )
+    return groups
 
 
-def _correlation_lines(agreement: StudyAgreement) -> Iterator[str]:
-    """Yield the correlation by metric and by system."""
-    metrics, systems = agreement.correlation, agreement.system_correlation
-    shown = {f"mean of {counted(metrics.n, 'metric')}": metrics}
-    if systems.n:
-        shown[f"mean of {counted(systems.n, 'system')}"] = systems
-    for over, values in shown.items():
-        pearson, spearman = _correlation(values)
-        yield f"correlation (type II): Pearson {pearson}, Spearman {spearman}, {over}"
-    if any(values.correlation.n == 2 for values in agreement.metrics.values()):
-        yield "  a metric of two systems counts as 1 if they keep their order, as -1 if they swap"
-    if systems.n:
-        yield "  by system, metrics on different scales bring the correlation near 1"
-    if systems.n and len(agreement.systems) > _MAX_PRINTED:
-        rest = len(agreement.systems) - _MAX_PRINTED
-        yield f"  and {counted(rest, 'more system')}: --output FILE.json lists all"
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """Return the names of files without folder and suffix, if these differ."""
+    short = [Path(path).stem if path.endswith(SUFFIXES) else Path(path).name for path in paths]
+    return short if len({*short}) == len(paths) else list(paths)
 
 
-def _correlation(correlation: Correlation) -> tuple[str, str]:
-    return _number(correlation.pearson), _number(correlation.spearman)
+def _pairing(
+    tables: Sequence[Sequence[Row]], item: str | None
+) -> tuple[Sequence[Sequence[Hashable]], str]:
+    """Return the item of each row of each system, and how the items are paired, in words."""
+    for name in [item] if item else _ITEMS:
+        if item:
+            for rows in tables:
+                require_column(rows, item)
+        if not all(name in rows[0] for rows in tables):
+            continue
+        keys = [[json.dumps(row.get(name), default=str) for row in rows] for rows in tables]
+        shared = set(keys[0]).intersection(*keys[1:])
+        if len(shared) > 1 or item:
+            counts = [len({*own} - shared) for own in keys]
+            others = f"; {counted(sum(counts), 'item')} of one system alone left out" * any(counts)
+            several = any(len({*own}) < len(own) for own in keys)
+            means = ", several outputs of an item by their mean" * several
+            return keys, f"{counted(len(shared), 'item')}, paired by {name!r}{means}{others}"
+    if len({len(rows) for rows in tables}) > 1:
+        raise ValueError(
+            "the systems have different numbers of rows and share no item: name the column that "
+            "pairs them with --id COLUMN"
+        )
+    n = len(tables[0])
+    return [[*range(n)] for _ in tables], f"{counted(n, 'item')}, paired by position"
 
 
-def _number(value: float) -> str:
-    return f"{value:.2f}" if isfinite(value) else "–"
+def _numeric(rows: Sequence[Row], patterns: Sequence[str], by: str | None) -> list[str]:
+    """Return the columns that are scores: named without a wildcard, or of numbers."""
+    scores = []
+    for name in rows[0]:
+        if name in patterns:
+            scores.append(name)
+        elif name not in _NO_SCORES and name != by and any(fnmatchcase(name, p) for p in patterns):
+            try:
+                values = number_column(rows, name)
+            except ValueError:
+                continue
+            scores += [name] * bool(np.isfinite(values).any())
+    return scores
 
 
-def _matching(table: Table, patterns: Sequence[str]) -> Table:
-    kept = {m: c for m, c in table.items() if any(fnmatchcase(m, p) for p in patterns)}
-    if "*" in patterns:
-        kept = {m: c for m, c in kept.items() if not any(fnmatchcase(m, p) for p in _SPEED)} or kept
-    if not kept:
-        raise ValueError(f"no metric matches {' or '.join(patterns)}: there are {', '.join(table)}")
-    return kept
+def _by_item(keys: Sequence[Hashable], values: Scores) -> dict[Hashable, float]:
+    rows: dict[Hashable, list[float]] = {}
+    for key, value in zip(keys, values.tolist(), strict=True):
+        rows.setdefault(key, []).append(value)
+    return {key: valid_mean(np.array(own)) for key, own in rows.items()}
+
+
+def _with_scores(systems: Sequence[System], patterns: Sequence[str]) -> list[System]:
+    """Return the systems with the scores that all have and that match; raise if there are none."""
+    if len(systems) < 2:
+        raise ValueError("compare needs two systems or more, got one")
+    shared = [
+        score
+        for score in systems[0].scores
+        if all(score in system.scores for system in systems)
+        and any(fnmatchcase(score, pattern) for pattern in patterns)
+    ]
+    if not shared:
+        known = ", ".join(dict.fromkeys(s for system in systems for s in system.scores))
+        raise ValueError(
+            f"the systems share no score {' or '.join(patterns)}, they have {known or 'none'}. "
+            "'ctrlreward score' adds scores to a file of texts."
+        )
+    return [System(name, {score: own[score] for score in shared}) for name, own in systems]
+
+
+def compare_systems(
+    systems: Sequence[System], modes: Mapping[str, Mode] | None = None
+) -> list[Comparison]:
+    """Compare the systems score by score; `modes` are better directions that names don't tell."""
+    comparisons = []
+    for score in systems[0].scores:
+        tables = [system.scores[score] for system in systems]
+        items = [item for item in tables[0] if all(item in table for table in tables)]
+        values = np.array([[table[item] for item in items] for table in tables])
+        kept = np.isfinite(values).all(axis=0)
+        sides = {system.name: row[kept] for system, row in zip(systems, values, strict=True)}
+        # One value for all items, such as Distinct of all texts: there is nothing to test.
+        alike = kept.sum() > 1 and all(np.ptp(v) == 0 for v in sides.values())
+        untested = alike and any(v[0] % 1 for v in sides.values())
+        pairs = []
+        for (first, a), (second, b) in combinations(sides.items(), 2):
+            value, low, high, _ = paired_difference(a, minus=b, level=LEVEL)
+            p_value = math.nan if untested else two_sided_p_value(a - b)
+            detectable = detectable_difference(b, a, LEVEL)
+            pairs.append(Pair(first, second, value, low, high, p_value, detectable))
+        corrected = holm_p_values([pair.p_value for pair in pairs])
+        pairs = [pair._replace(p_value=p) for pair, p in zip(pairs, corrected, strict=True)]
+        means = {name: valid_mean(own) for name, own in sides.items()}
+        mode = (modes or {}).get(score) or direction_of_name(score)
+        failed = int((~kept).sum())
+        comparisons.append(Comparison(score, mode, int(kept.sum()), failed, means, pairs))
+    return comparisons
+
+
+def sentence(comparison: Comparison, pair: Pair) -> str:
+    """Return what the comparison of two systems shows, in words."""
+    score, mode, items, *_ = comparison
+    of = f" in {score}" if score != "score" else ""
+    if math.isnan(pair.p_value):
+        return f"{pair.first} and {pair.second} have one value each{of}, for all items: no test"
+    if pair.p_value > LEVEL or not math.isfinite(pair.low):
+        apart = f"{pair.first} and {pair.second} can't be told apart{of} with"
+        if items < LEAST:
+            return f"{apart} {counted(items, 'item')}, at least {LEAST} are needed"
+        shown = (
+            f", which show {_number(pair.detectable)} or more; about {4 * items} would show half"
+        )
+        known = f" of it (p = {pair.p_value:.2g})"
+        return f"{apart} {items} items" + (shown + known if pair.detectable else "")
+    better, worse = pair.first, pair.second
+    ends = [pair.difference, pair.low, pair.high]
+    if (pair.difference < 0) != (mode == "min"):
+        better, worse = worse, better
+    if pair.difference < 0:
+        ends = [-pair.difference, -pair.high, -pair.low]
+    value, low, high = (_number(end, ends[0]) for end in ends)
+    word = "better" if mode else "higher"
+    return (
+        f"{better} is {word} than {worse}{of} by {value} ({low} to {high}), p = {pair.p_value:.2g}"
+    )
+
+
+def _print(comparisons: Sequence[Comparison]) -> None:
+    systems = list(comparisons[0].means)
+    table = number_table(["score"], [*systems, "items", "failed"], show_edge=False)
+    for score, mode, items, failed, means, _ in comparisons:
+        arrow = {"max": " ↑", "min": " ↓", None: ""}[mode]
+        table.add_row(score + arrow, *map(_number, means.values()), str(items), str(failed))
+    console = plain_console()
+    console.print(table)
+    if any(comparison.mode is None for comparison in comparisons):
+        console.print("↑ higher, ↓ lower is better; of others it is not known")
+    if len(systems) > 2:
+        count = len(comparisons[0].pairs)
+        console.print(f"p with Holm's correction for {count} pairs; each interval is of one pair")
+    for comparison in comparisons:
+        for pair in comparison.pairs:
+            console.print(sentence(comparison, pair), soft_wrap=True)
+
+
+def _number(value: float, like: float | None = None) -> str:
+    """Return a number with three digits, or as many decimals as another one."""
+    size = abs(value if like is None else like)
+    decimals = 2 - math.floor(math.log10(size)) if size else 2
+    return f"{value:z.{min(max(decimals, 0), 6)}f}" if math.isfinite(value) else "–"
+
+
+def _reproduction(options: Namespace) -> None:
+    from ctrlreward.runs.reproduction import compare_runs, print_comparison, to_json
+    from ctrlreward.runs.results import read_run
+
+    runs = [read_run(name, options.system_columns, options.metric_columns) for name in options.runs]
+    comparison = compare_runs(runs, options.metrics)
+    if options.output:
+        write_whole(Path(options.output), to_json(comparison))
+    print_comparison(plain_console(), comparison)

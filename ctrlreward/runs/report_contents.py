@@ -19,8 +19,8 @@ import numpy as np
 from ctrlreward.arguments import counted, inner_path, sign_of
 from ctrlreward.files import parse_json, read_jsonl, read_yaml
 from ctrlreward.functional.sequential import jackknife_values, level_of_test
-from ctrlreward.runs.compare import compare_runs
 from ctrlreward.runs.folder import StoredRun, as_mapping, completions_per_prompt, sample_files
+from ctrlreward.runs.reproduction import compare_runs
 from ctrlreward.runs.results import read_run
 from ctrlreward.runs.select import (
     Selection,

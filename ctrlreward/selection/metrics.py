@@ -86,7 +86,7 @@ class Validation(State):
         """Return other - self with its interval; None without evidence of the same prompts."""
         if not self.has_prompts_of(other, key):
             return None
-        return paired_difference(self.evidence[key], other.evidence[key], level)
+        return paired_difference(other.evidence[key], minus=self.evidence[key], level=level)
 
 
 def check_key(argument: str, given: object) -> None:
@@ -128,7 +128,7 @@ _WORDS: dict[Mode | None, frozenset[str]] = {
     "max": frozenset(
         "reward rewards accuracy acc f1 precision recall auc bleu chrf rouge meteor bertscore "
         "likelihood relevance coherence consistency fluency distinct diversity preservation "
-        "similarity win".split()
+        "similarity win probability polarity gm engagingness groundedness faithfulness".split()
     ),
 }
 

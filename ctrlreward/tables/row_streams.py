@@ -1,46 +1,19 @@
-"""Rows of a JSONL, CSV or Parquet file, one by one."""
+"""Rows of a JSONL, CSV or Parquet file."""
 
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
-
-import fsspec
+from typing import Any, BinaryIO, TypeAlias
 
 from ctrlreward.extras import import_extra
 from ctrlreward.files import parse_json
-from ctrlreward.tables.parsing import decode_utf8, no_such_file, read_csv
+from ctrlreward.tables.parsing import decode_utf8, parse_csv, read_bytes
 
 Row: TypeAlias = dict[str, Any]  # cells by column name
 
-
 SUFFIXES = (".jsonl", ".csv", ".parquet")
-
-
-def placed_rows(source: str | Path) -> Iterator[tuple[str, Row]]:
-    """Yield place and cells of each row of a table, by path or by a URL that fsspec opens.
-
-    A place is `reviews.jsonl:417`, or the number of a Parquet row; the values of a CSV file are
-    strings.
-    """
-    check_suffix(Path(source))
-    with _opened(str(source)) as file:
-        for line, row in read_table(file, str(source), Path(source).suffix):
-            yield f"{source}:{line}", row
-
-
-def _opened(source: str) -> BinaryIO:
-    if "://" in source:
-        return cast(BinaryIO, fsspec.open(source, "rb").open())
-    path = Path(source)
-    if path.is_dir():
-        raise ValueError(f"{source} is a folder, must be a file")
-    if not path.exists():
-        raise no_such_file(path)
-    return path.open("rb")
 
 
 def check_suffix(path: Path) -> None:
@@ -54,87 +27,43 @@ def check_suffix(path: Path) -> None:
 
 
 def read_rows(source: str | Path) -> list[Row]:
-    """Read a whole table; see `placed_rows`."""
-    return [row for _, row in placed_rows(source)]
+    """Return the rows of a table; see `read_placed`."""
+    return read_placed(source)[0]
 
 
 def read_placed(source: str | Path) -> tuple[list[Row], list[str]]:
-    """Read a whole table: its rows, and the place of each."""
-    places, rows = zip(*placed_rows(source), strict=True)
-    return list(rows), list(places)
+    """Return the rows of a table, and the place of each; by path or by a URL that fsspec opens.
+
+    A place is `reviews.jsonl:417`, or the number of a Parquet row; the values of a CSV file are
+    strings. A file without rows is a ValueError.
+    """
+    check_suffix(Path(source))
+    lines = parse_table(read_bytes(source), str(source))
+    return [row for _, row in lines], [f"{source}:{line}" for line, _ in lines]
 
 
-def parse_rows(content: bytes, path: Path) -> list[Row]:
-    """Parse a table in the format of the file's suffix; see `read_table`."""
-    check_suffix(path)
-    return [row for _, row in read_table(io.BytesIO(content), str(path), path.suffix)]
-
-
-def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[tuple[int, Row]]:
-    """Yield line and cells of each row of a file; the values of a CSV file are strings."""
-    rows: Iterator[tuple[int, Row]]
-    if suffix == ".parquet":
-        rows = enumerate(parquet_rows(file, path), 1)
-    elif suffix == ".csv":
-        rows = read_csv(_decoded_lines(file, path, newline=""), path)[1]
+def parse_table(content: bytes, name: str) -> list[tuple[int, Row]]:
+    """Return line and cells of each row, in the format of the suffix of a file's name."""
+    lines: list[tuple[int, Row]]
+    if name.endswith(".parquet"):
+        lines = [*enumerate(parquet_rows(io.BytesIO(content), name), 1)]
+    elif name.endswith(".csv"):
+        lines = parse_csv(decode_utf8(content, name), name, fill=True)[1]
     else:
-        rows = _json_rows(file, path)
-    first = next(rows, None)
-    if first is None:
-        raise ValueError(f"{path} has no rows")
-    yield first
-    yield from rows
-
-
-def _decoded_lines(file: BinaryIO, path: Path | str, newline: str | None) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their line ends, without a byte order mark."""
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
-    try:
-        yield from text
-    except UnicodeDecodeError:
-        file.seek(0)  # the decoder does not count lines
-        for number, line in enumerate(file, 1):
-            decode_utf8(line, path, number)
-        raise
-    finally:
-        if not file.closed:  # closed by the caller before the end
-            text.detach()
-
-
-def _object(pairs: list[tuple[str, Any]]) -> Row:
-    """Return an object of JSON; a KeyError has a name that is repeated."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise KeyError(next(name for name in names if names.count(name) > 1))
-    return row
-
-
-_ROW = json.JSONDecoder(object_pairs_hook=_object)
-
-
-def _json_rows(file: BinaryIO, path: str) -> Iterator[tuple[int, Row]]:
-    """Yield the objects of non-blank lines."""
-    for number, line in enumerate(_decoded_lines(file, path, newline=None), 1):
-        if line.isspace():
-            continue
-        try:
-            row = _ROW.decode(line)
-        except KeyError as error:
-            raise ValueError(
-                f"{path}:{number} has several values of {error}. Keep one of them."
-            ) from None
-        except (ValueError, RecursionError):
-            try:
-                row = parse_json(line.rstrip("\n"), path, number)  # which names the line
-            except ValueError as error:
-                raise ValueError(f"{error}; a file has one object per line") from None
+        text = io.StringIO(decode_utf8(content, name), newline=None)
+        lines = [
+            (number, parse_json(line.rstrip("\n"), name, number))
+            for number, line in enumerate(text, 1)
+            if not line.isspace()
+        ]
+    for number, row in lines:
         if not isinstance(row, dict):
-            start = line.rstrip("\n")[:40]
             raise ValueError(
-                f"{path}:{number} = {start} is not a JSON object; a file has one object per line"
+                f"{name}:{number} = {str(row)[:40]} is not an object: one is needed in each line"
             )
-        yield number, row
+    if not lines:
+        raise ValueError(f"{name} has no rows")
+    return lines
 
 
 def parquet_rows(file: BinaryIO, path: str) -> Iterator[Row]:

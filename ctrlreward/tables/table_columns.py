@@ -9,16 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.arguments import kind_of
 from ctrlreward.failures import rows_named
-from ctrlreward.samples import (
-    COLUMN_OF,
-    JSON_KEYS,
-    MissingColumn,
-    Samples,
-    as_samples,
-    attribute_label,
-)
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, as_samples
 from ctrlreward.tables.row_streams import Row
 from ctrlreward.tables.table_writing import Scores
 
@@ -27,11 +19,14 @@ from ctrlreward.tables.table_writing import Scores
 class Columns:
     """Column names in the file (null ignores a column).
 
-    Only the text is required. A column under its default name is used if the file has it; a
-    renamed column must exist.
+    Only texts or outputs are required. A column under its default name is used if the file has it;
+    a renamed column must exist.
 
     Args:
         text: Generated texts, prefix included.
+        output: Generated texts without their prompts, which are joined to prefix or prompt, with a
+            space where neither side has one. By default `output` or `completion`, if the file has
+            one of them and no texts.
         prefix: The prefix that each text continues.
         label: The target attribute, such as a sentiment or topic; `sentiment,topic` for a column of
             each attribute.
@@ -44,6 +39,7 @@ class Columns:
     """
 
     text: str = "text"
+    output: str | None = None
     prefix: str | None = "prefix"
     label: str | None = "label"
     source: str | None = "source"
@@ -58,53 +54,44 @@ def to_samples(
     rows: Sequence[Row],
     columns: Columns,
     places: Sequence[str] | None = None,
-    present: Sequence[str] | None = None,
     label_map: Mapping[str, str] | None = None,
 ) -> Samples:
     """Return the columns that scorers read, of rows whose places are used in errors.
 
     A text that is null is empty, and an empty text has an empty prefix. An object, or a column of
-    each attribute, is a label of several attributes. `present` are the columns of the table, None
-    for the columns of the first row. `label_map` maps the table's labels to the scorers'.
+    each attribute, is a label of several attributes. `label_map` maps the table's labels to the
+    scorers'.
     """
     places = [f"row {i}" for i in range(len(rows))] if places is None else places
-    present = list(rows[0] if present is None else present)
-    read = read_columns(columns, present)
-    keys = {name: key for key, name in vars(columns).items() if name is not None}
-    attributes = _attributes(columns, present)
-    keys |= dict.fromkeys(attributes, "label")
-    expected = keys.keys() & set(present)
+    read = read_columns(columns, list(rows[0]))
+    attributes = _attributes(columns, list(rows[0]))
+    known = {*vars(columns).values(), *read.values(), *attributes}
     for place, row in zip(places, rows, strict=True):
-        if keys.keys() & row.keys() != expected:
-            name = next(iter((keys.keys() & row.keys()) ^ expected))
+        for name in known & (row.keys() ^ rows[0].keys()):
             has, lacks = (place, "the first row") if name in row else ("the first row", place)
             raise ValueError(
-                f"{lacks} does not have {name!r}, but {has} has it, must be in all rows"
-                f"{_or_ignore(keys[name])}"
+                f"{lacks} does not have {name!r}, but {has} has it: a column must be in all rows, "
+                "or its name null in --columns"
             )
     if label_map and "labels" not in read:
         raise ValueError(
             f"the label map needs the column {columns.label!r}, but the file has only "
-            f"{', '.join(present)}. Name the column of labels with --columns.label=COLUMN."
+            f"{', '.join(rows[0])}. Name the column of labels with --columns.label=COLUMN."
         )
-    table: dict[str, list[Any]] = {
-        column: [
-            _label(row[name], place, name)
-            if column == "labels" and isinstance(row[name], dict)
-            else _cell(row[name], place, name, column)
-            for place, row in zip(places, rows, strict=True)
-        ]
-        for column, name in read.items()
-        if name in present
+    table: dict[str, Any] = {
+        column: [row.get(name) for row in rows] for column, name in read.items()
     }
     if attributes:
-        table["labels"] = [
-            _label({name: row[name] for name in attributes}, place, columns.label)
-            for place, row in zip(places, rows, strict=True)
-        ]
+        table["labels"] = [{name: row[name] for name in attributes} for row in rows]
+    table["labels"] = [
+        {k: None if v == "" else v for k, v in cell.items()} if isinstance(cell, dict) else cell
+        for cell in table.get("labels", ())
+    ] or None
+    texts = table["texts" if "texts" in table else "outputs"]
+    texts[:] = ["" if cell is None else cell for cell in texts]
     if "prefixes" in table:
-        pairs = zip(table["texts"], table["prefixes"], strict=True)
-        table["prefixes"] = [prefix if text.strip() else "" for text, prefix in pairs]
+        pairs = zip(texts, table["prefixes"], strict=True)
+        table["prefixes"] = [prefix if str(text).strip() else "" for text, prefix in pairs]
     with rows_named(places, read):
         samples = Samples(**table)
         return as_samples(samples, label_map=label_map) if label_map else samples
@@ -112,16 +99,26 @@ def to_samples(
 
 def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
     """Return the columns that scorers read, of those present: column of `Samples` → its name."""
+    names = dict(vars(columns))
+    if columns.output and columns.text != "text":
+        raise ValueError("columns.text includes the prompt, columns.output does not. Pass one.")
+    usual = [name for name in ("output", "completion") if name in present]
+    if columns.text == "text" and "text" not in present and len(usual) == 1:
+        names["output"] = columns.output or usual[0]
+    if names["output"]:
+        names["text"] = None
     read = {}
-    for key, name in vars(columns).items():
+    for key, name in names.items():
         if name in present or (key == "label" and _attributes(columns, present)):
-            read[COLUMN_OF[key]] = name
-        elif key == "text" or (name is not None and name != key):
-            names = name.split(",") if name and key == "label" else [name]
-            absent = next((each for each in names if each not in present), name)
+            read["outputs" if key == "output" else COLUMN_OF[key]] = str(name)
+        elif name not in (None, key) or name == "text":
+            parts = name.split(",") if key == "label" else [name]
+            absent = next((part for part in parts if part not in present), name)
+            outputs = ", or outputs without their prompts with --columns.output=COLUMN"
             raise ValueError(
                 f"{key} is read from the column {absent!r}, but the file has only "
-                f"{', '.join(present)}. Name another column with --columns.{key}=COLUMN."
+                f"{', '.join(present)}. Name another column with --columns.{key}=COLUMN"
+                f"{outputs * (key == 'text')}."
             )
     return read
 
@@ -168,34 +165,3 @@ def _attributes(columns: Columns, present: Sequence[str]) -> list[str]:
     names = (columns.label or "").split(",")
     several = columns.label not in present and len(names) > 1 and {*names} <= {*present}
     return names if several else []
-
-
-def _label(targets: Mapping[str, Any], place: str, name: str | None) -> str:
-    """Return the label of several attributes."""
-    cells = {
-        attribute: _cell(cell, place, attribute, "labels")
-        for attribute, cell in targets.items()
-        if cell not in ("", None)
-    }
-    try:
-        return attribute_label(cells)
-    except ValueError as error:
-        raise ValueError(f"{place}: {name}: {error}") from None
-
-
-def _cell(value: Any, place: str, name: str, column: str) -> Any:
-    """Return a cell of a column of `Samples`."""
-    if isinstance(value, str) or (column in ("references", "prompts") and isinstance(value, list)):
-        return value
-    if value is None and column == "texts":
-        return ""
-    if column in ("labels", "groups") and isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    raise TypeError(
-        f"{place}: {name} must be a string, got {value!r}, {kind_of(value)}"
-        f"{_or_ignore(JSON_KEYS[column])}"
-    )
-
-
-def _or_ignore(key: str) -> str:
-    return "" if key == "text" else f", or ignore the column with --columns.{key}=null"

@@ -24,7 +24,7 @@ from warm_python import WarmProcess
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
-from ctrlreward.corpus import score
+from ctrlreward.scorers import parts
 from ctrlreward.tables.row_streams import read_rows
 from ctrlreward.tables.table_columns import number_column
 
@@ -40,7 +40,8 @@ RECORDS[4]["text"] = ""
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score, "PART", 4)
+    monkeypatch.setattr(parts, "FIRST", 4)
+    monkeypatch.setattr(parts, "MOST", 4)
     OneLetter.calls.clear()
     Interrupted.calls.clear()
 
@@ -84,7 +85,8 @@ def test_all_formats_keep_columns_and_add_scores(source: str, target: str) -> No
 def test_parts_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     write_jsonl("in.jsonl", RECORDS)
     for size in (1, 4, 256):
-        monkeypatch.setattr(score, "PART", size)
+        monkeypatch.setattr(parts, "FIRST", size)
+        monkeypatch.setattr(parts, "MOST", size)
         main(["score", "in.jsonl", f"out{size}.csv", BY_LETTERS])
     assert len({Path(f"out{size}.csv").read_bytes() for size in (1, 4, 256)}) == 1
 
@@ -127,6 +129,36 @@ def test_names_distinguish_scorers_with_the_same_scores() -> None:
     rows = read_rows(Path("out.jsonl"))
     assert [row["e.letters"] for row in rows] == expected()
     assert rows[0]["t.letters"] == TEXTS[0].count("t") / 3
+
+
+def test_systems_are_scored_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """A score that compares texts with each other, and the summary, are of one system each."""
+    texts = {"A": ["a", "a bc", ""], "B": ["abcd", "abcde", "abcdef"]}
+    rows = [{"text": text, "system": name} for name in "AB" for text in texts[name]]
+    write_jsonl("in.jsonl", rows[::2] + rows[1::2])
+    main(["score", "in.jsonl", "out.jsonl", "--scorers", "fakes.Rank", "--by=system"])
+    printed = [line.split("│") for line in capsys.readouterr().out.splitlines() if "↑ │" in line]
+    written = read_rows("out.jsonl")
+    for name, own in texts.items():
+        alone = Rank().score(own)["rank"]
+        found = {row["text"]: row["rank"] for row in written if row["system"] == name}
+        expected = {t: None if np.isnan(r) else r for t, r in zip(own, alone, strict=True)}
+        assert found == expected
+        (line,) = [cells for cells in printed if "rank" in cells[1] and cells[2].strip() == name]
+        assert float(line[3]) == pytest.approx(np.nanmean(alone), abs=1e-4)
+        assert [int(line[-3]), int(line[-2])] == [3, int(np.isnan(alone).sum())]
+
+
+def test_outputs_are_joined_to_their_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"prompt": "The view", "completion": "e e"},
+        {"prompt": "The soup", "completion": " "},
+        {"prompt": [{"role": "user", "content": "e?"}], "completion": "e"},
+    ]
+    write_jsonl("in.jsonl", rows)
+    main(["score", "in.jsonl", "out.jsonl", BY_LETTERS])
+    assert [row["letters"] for row in read_rows("out.jsonl")] == [4 / 3, None, 1 / 3]
+    assert "'prompt' and 'completion'" in capsys.readouterr().out
 
 
 # Shards
@@ -213,15 +245,16 @@ def test_a_run_that_is_killed_at_any_time_loses_nothing(
     assert not Path("out.jsonl").exists()
     main([*command, "--scorers.seconds=0.2"])
     assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
-    assert len(list(calls.iterdir())) <= 8 + 1  # what was in work at the kill, again
+    assert len(list(calls.iterdir())) <= 12  # not one of each 256 rows, or of each row
 
 
 def test_a_kill_after_the_output_was_written_scores_nothing_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_jsonl("in.jsonl", RECORDS)
+    unlink = Path.unlink
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", lambda *_, **__: sys.exit(9))
+        patch.setattr(Path, "unlink", lambda p, **k: sys.exit(9) if p == LOG else unlink(p, **k))
         with pytest.raises(SystemExit, match="9"):
             main(["score", "in.jsonl", "out.csv", BY_LETTERS])
     content = Path("out.csv").read_bytes()

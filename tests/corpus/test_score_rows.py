@@ -15,7 +15,7 @@ from fakes import Rank
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
-from ctrlreward.corpus import score
+from ctrlreward.scorers import parts
 from ctrlreward.tables.row_streams import read_rows
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.usefixtures("at_home")
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score, "PART", 4)
+    monkeypatch.setattr(parts, "FIRST", 4)
+    monkeypatch.setattr(parts, "MOST", 4)
 
 
 def rows(count: int = 12, **changes: Any) -> list[dict[str, Any]]:
@@ -68,7 +69,6 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
         [{"text": "a b", "prefix": "a"}] * 9 + [{"text": "a b", "prefix": "b"}],
         "fakes.Length",
     ),
-    "size": (rows(row_9={"size": float("inf")}), "fakes.Length"),  # JSON lacks it
 }
 
 
@@ -78,7 +78,7 @@ def test_a_wrong_row_is_named_before_anything_is_scored(
 ) -> None:
     records, scorers = WRONG[case]
     write(records)
-    monkeypatch.setattr(score, "score", lambda *_: pytest.fail("scoring was started"))
+    monkeypatch.setattr(parts, "score", lambda *_: pytest.fail("scoring was started"))
     options = ["--scorers", *scorers.split()]
     error = refused("in.jsonl", "out.jsonl", *options)
     assert "in.jsonl:10: " in error

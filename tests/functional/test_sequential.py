@@ -78,7 +78,7 @@ def test_levels_of_a_run_sum_to_its_level() -> None:
 
 @given(small, st.floats(0.01, 0.5))
 def test_interval_holds_what_the_test_does_not_reject(after: list[float], level: float) -> None:
-    result = paired_difference(np.zeros(len(after)), after, level)
+    result = paired_difference(after, minus=np.zeros(len(after)), level=level)
     assert result.value == pytest.approx(np.mean(after))
     assert result.prompts == len(after)
     if math.isinf(result.low):
@@ -99,7 +99,9 @@ def test_interval_holds_at_all_validations_together() -> None:
     for _ in range(runs):
         scores = rng.exponential(size=(8, 12)) + rng.normal(size=12)  # nothing changes
         misses += any(
-            paired_difference(scores[0], scores[k], level_of_test(0.2, k)).distinguishable
+            paired_difference(
+                scores[k], minus=scores[0], level=level_of_test(0.2, k)
+            ).distinguishable
             for k in range(1, 8)
         )
     assert misses / runs <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / runs)
@@ -109,10 +111,10 @@ def test_prompts_that_failed_are_left_out() -> None:
     with pytest.raises(ValueError, match=r"must be finite\. Leave out prompts without a score"):
         sign_flip_p_value([math.nan, 0.5])
     before, after = [0.1, math.nan, 0.3, 0.2], [0.3, 0.9, math.nan, 0.5]
-    assert paired_difference(before, after, 0.9).prompts == 2
-    assert paired_difference(before, after, 0.9).value == pytest.approx(0.25)
+    assert paired_difference(after, minus=before, level=0.9).prompts == 2
+    assert paired_difference(after, minus=before, level=0.9).value == pytest.approx(0.25)
     assert rise_p_value(before, after) == 0.25
-    nothing = paired_difference([math.nan], [0.5])
+    nothing = paired_difference([0.5], minus=[math.nan])
     assert (nothing.low, nothing.high, nothing.prompts) == (-math.inf, math.inf, 0)
     assert math.isnan(nothing.value)
     assert rise_p_value([math.nan], [0.5]) == 1.0
@@ -174,10 +176,10 @@ def test_detectable_difference_is_found_with_its_power() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([1.0, 2.0], [1.0]), r"before has shape \(2,\) and after \(1,\), must have a value"),
+        (([1.0], [1.0, 2.0], 0.05), r"before has shape \(2,\) and after \(1,\), must have a value"),
         (([1.0], [1.0], 1.5), "level must be between 0 and 1, got 1.5"),
     ],
 )
 def test_bad_arguments(arguments, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        paired_difference(*arguments)
+        paired_difference(arguments[0], minus=arguments[1], level=arguments[2])

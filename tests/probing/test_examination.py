@@ -184,12 +184,12 @@ def test_texts_have_the_columns_of_score(tmp_path, capsys) -> None:
     (tmp_path / "rewards.py").write_text(
         "def ends(texts):\n    return [t[-1:] == '.' for t in texts]"
     )
-    lines = ["output,id", *(f"The {noun} is old.,1" for noun in ("dog", "house", "bridge", "car"))]
+    lines = ["answer,id", *(f"The {noun} is old.,1" for noun in ("dog", "house", "bridge", "car"))]
     (tmp_path / "texts.csv").write_text("\n".join(lines))
     command = [f"{tmp_path}/rewards.py:ends", "--texts", f"{tmp_path}/texts.csv"]
     assert run(*command) == 2
-    assert "the column 'text', but the file has only output, id. Name" in capsys.readouterr().err
-    assert run(*command, "--columns.text=output") == 0
+    assert "the column 'text', but the file has only answer, id. Name" in capsys.readouterr().err
+    assert run(*command, "--columns.text=answer") == 0
 
 
 @pytest.mark.parametrize(

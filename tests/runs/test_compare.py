@@ -1,177 +1,189 @@
+"""`ctrlreward compare`: which system is better, against sums over all flips of signs."""
+
 from __future__ import annotations
 
-import csv
+import itertools
 import json
-import math
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
-from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.cli import main
-from ctrlreward.functional.agreement import cv_star
+from ctrlreward.functional.sequential import holm_p_values, two_sided_p_value
 
-PAIRS = {"A": (97.1, 98.2, 1.12), "B": (94.3, 96.6, 2.40), "C": (90.7, 96.9, 6.59)}
-
-
-@pytest.fixture
-def two_tables(tmp_path: Path) -> list[str]:
-    """Write published scores as long CSV, and those of a reproduction as JSON."""
-    lines = [f"{system},sentiment,{first}" for system, (first, _, _) in PAIRS.items()]
-    original = tmp_path / "original.csv"
-    original.write_text("\n".join(["system,metric,value", *lines, ""]))
-    again = {system: {"sentiment": second} for system, (_, second, _) in PAIRS.items()}
-    reproduction = tmp_path / "reproduction.json"
-    reproduction.write_text(json.dumps(again))
-    return [str(original), str(reproduction)]
+rng = np.random.default_rng(3)
+ITEMS = [f"prompt {i}" for i in range(10)]
+BASE = rng.normal(size=10).round(3)
+SYSTEMS = {
+    "A": BASE + rng.normal(0.6, 0.3, 10).round(3),
+    "B": BASE,
+    "C": BASE + rng.normal(0.0, 0.3, 10).round(3),
+}
 
 
-def compared(arguments: list[str], tmp_path: Path) -> dict[str, Any]:
-    output = tmp_path / "output" / "comparison.json"
-    main(["compare", *arguments, "--output", str(output)])
-    return json.loads(output.read_text())
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
-def test_published_scores_of_three_systems(
-    two_tables: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = compared(two_tables, tmp_path)
-    assert result["runs"] == two_tables
-    study = result["studies"][""]
-    cells = {system: published for system, (_, _, published) in PAIRS.items()}
-    assert study["metrics"]["sentiment"]["cv_star"] == pytest.approx(cells, abs=0.0051)
-    assert study["mean_cv_star"] == pytest.approx(statistics.mean(cells.values()), abs=0.0051)
-    assert study["findings"] == {"upheld": 2, "total": 3, "share": pytest.approx(2 / 3)}
-    printed = capsys.readouterr().out
-    assert [f"run {i}: {name}" for i, name in enumerate(two_tables, 1)] == printed.splitlines()[:2]
-    assert "CV* (type I): 3.37 %, mean of 1 metric; for two runs, about their diff" in printed
-    assert "findings (type IV): 2 of 3 pairs of systems in the same order (66.7 %)" in printed
-
-
-def test_folders_of_two_logged_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = HistoryLogger(str(tmp_path / "a")), HistoryLogger(str(tmp_path / "b"))
-    curves = {10: (0.5, 0.6), 20: (0.7, 0.5), 30: (0.6, 0.7), 40: (0.8, 0.9)}
-    for step, (a, b) in curves.items():
-        first.log_metrics({"score/x": a, "loss": -a, "eval_runtime": step}, step)
-        second.log_metrics({"score/x": b, "eval_runtime": 1.0}, step)
-    second.log_metrics({"policy/kl": math.nan}, 50)
-    result = compared([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path)
-    study = result["studies"][""]
-    assert study["mean_cv_star"] == pytest.approx(cv_star([0.8, 0.9]))  # not of the speed
-    assert study["metrics"]["score/x"]["cv_star"]["run"] == pytest.approx(cv_star([0.8, 0.9]))
-    sides = list(zip(*curves.values(), strict=True))
-    expected = statistics.correlation(*sides)
-    assert result["curves"]["score/x"]["pearson"] == pytest.approx(expected)
-    assert result["curves"]["score/x"]["n"] == 4
-    assert study["metrics"]["loss"]["mean_cv_star"] is None
-    printed = capsys.readouterr().out
-    assert "findings (type IV): none, because the runs share only one system" in printed
-    assert printed.splitlines()[-3:] == [
-        "left out:",
-        "  loss: missing in run 2",
-        "  policy/kl: missing in run 1, nan in run 2",
+def rows(*names: str, key: str = "prompt") -> list[dict[str, Any]]:
+    """Rows of the systems: a score, one where lower is better, a text and a number that is none."""
+    return [
+        {"system": name, key: item, "output": "a", "seed": i, "quality": v, "ppl": -v, "note": "x"}
+        for name in names
+        for i, (item, v) in enumerate(zip(ITEMS, SYSTEMS[name].tolist(), strict=True))
     ]
 
 
-def test_studies_are_compared_one_by_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    header = "study,system,x\n"
-    (tmp_path / "a.csv").write_text(header + "one,A,1\none,B,2\ntwo,A,3\nthree,A,1\n")
-    (tmp_path / "b.csv").write_text(header + "one,A,2\none,B,3\ntwo,A,3\n")
-    result = compared([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], tmp_path)
-    expected = statistics.mean([cv_star([1, 2]), cv_star([2, 3])])
-    assert result["studies"]["one"]["mean_cv_star"] == pytest.approx(expected)
-    assert result["studies"]["two"]["mean_cv_star"] == 0
-    assert result["missing_studies"] == ["three"]
-    assert capsys.readouterr().out.endswith("study 'three' is not in all runs: left out\n")
+def write(name: str, records: Sequence[dict[str, Any]]) -> None:
+    Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def test_two_seeds_of_a_study_of_twelve_systems(
-    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Topic control: 36 systems and settings, five classifiers."""
-    file = data_dir / "lorandi_ctg" / "evaluation_flat.csv"
-    settings = ["system", "prompting", "dataset", "max_len"]
-    rows = "task=topic,measure=accuracy,class=overall"
-    runs = [f"{file}:seed={seed},{rows}" for seed in (3443, 789)]
-    result = compared([*runs, "--system-columns", *settings], tmp_path)
-    values: dict[tuple[str, ...], dict[str, float]] = {}
-    with open(file, newline="") as opened:
-        for row in csv.DictReader(opened):
-            if (row["task"], row["measure"], row["class"]) == ("topic", "accuracy", "overall"):
-                key = (row["metric"], *(row[column] for column in settings))
-                values.setdefault(key, {})[row["seed"]] = float(row["value"])
-    metrics = result["studies"][""]["metrics"]
-    cells = {
-        (metric, system): cell
-        for metric, agreement in metrics.items()
-        for system, cell in agreement["cv_star"].items()
-    }
-    assert len(cells) == len(values) == 180
-    for (metric, *system), published in values.items():
-        expected = cv_star([published["3443"], published["789"]])
-        assert cells[metric, " ".join(system)] == pytest.approx(expected)
-    assert all(agreement["findings"]["total"] == 36 * 35 / 2 for agreement in metrics.values())
-    systems = result["studies"][""]["systems"]
-    assert len(systems) == 36
-    for system, agreement in systems.items():
-        cells = [
-            (values[key]["3443"], values[key]["789"])
-            for key in values
-            if " ".join(key[1:]) == system
-        ]
-        expected = statistics.correlation(*zip(*cells, strict=True))
-        assert agreement["correlation"]["pearson"] == pytest.approx(expected)
-        assert agreement["correlation"]["n"] == 5
-    assert "  and 16 more systems: --output FILE.json lists all" in capsys.readouterr().out
+def compared(*arguments: str) -> dict[str, dict[str, Any]]:
+    main(["compare", *arguments, "--output", "out.json"])
+    return {each["score"]: each for each in json.loads(Path("out.json").read_text())["scores"]}
 
 
-def test_names_are_printed_without_markup_and_no_findings_are_no_zero(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.json").write_text('{"A": {"[/b]": 1, "y": null}, "B": {"[/b]": null, "y": 2}}')
-    (tmp_path / "b.json").write_text('{"A": {"[/b]": 2, "y": 1}, "B": {"[/b]": 1, "y": 3}}')
-    result = compared([str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path)
-    findings = result["studies"][""]["findings"]
-    assert findings == {"upheld": 0, "total": 0, "share": None}
+def flips(differences: Sequence[float]) -> float:
+    """Two-sided p-value over all patterns of signs."""
+    signs = np.array(list(itertools.product((1, -1), repeat=len(differences))))
+    sums = signs @ np.asarray(differences)
+    return min(1.0, 2 * (sums >= abs(np.sum(differences)) - 1e-9).mean())
+
+
+@given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.25, 0.5, 1.0, 2.0]), min_size=1, max_size=9))
+def test_two_sided_p_values(differences: list[float]) -> None:
+    assert two_sided_p_value(differences) == pytest.approx(flips(differences))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_rejects_what_its_steps_reject(p_values: list[float]) -> None:
+    adjusted, m = holm_p_values(p_values), len(p_values)
+    for level in (0.01, 0.05, 0.3, 0.9):
+        steps = [p <= level / (m - k) for k, p in enumerate(sorted(p_values))]
+        rejected = steps.index(False) if False in steps else m
+        assert sum(p <= level * (1 + 1e-12) for p in adjusted) >= rejected
+        assert sum(p <= level * (1 - 1e-12) for p in adjusted) <= rejected
+
+
+def test_two_systems_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    write("s.jsonl", rows("A", "B"))
+    found = compared("s.jsonl", "--by", "system")
+    assert list(found) == ["quality", "ppl"]
+    differences = SYSTEMS["A"] - SYSTEMS["B"]
+    interval = stats.bootstrap((differences,), np.mean, random_state=0).confidence_interval
+    for name, sign in (("quality", 1), ("ppl", -1)):
+        (pair,) = found[name]["pairs"]
+        assert pair["difference"] == pytest.approx(sign * differences.mean())
+        assert pair["p_value"] == pytest.approx(flips(differences), rel=0.1)
+        ends = sorted([sign * pair["low"], sign * pair["high"]])
+        assert ends == pytest.approx(list(interval), abs=0.15)
+        assert (found[name]["items"], found[name]["failed"]) == (10, 0)
+    assert (found["quality"]["mode"], found["ppl"]["mode"]) == (None, "min")
     printed = capsys.readouterr().out
-    assert "[/b]" in printed
-    assert "nan" not in printed.split("left out")[0]
-    assert "0 of 0" not in printed
+    assert "A is higher than B in quality by" in printed
+    assert "A is better than B in ppl by" in printed
+
+
+def test_order_failures_repeats_and_items_of_one_system() -> None:
+    """Items are found by their prompt, and count once; a failed one is left out and counted."""
+    first, second = rows("A"), rows("B")
+    first[3]["quality"] = None
+    first += [{**first[0], "quality": first[0]["quality"] + 2}, {**first[1], "prompt": "other"}]
+    write("s.jsonl", [*second[::-1], *first])
+    found = compared("s.jsonl", "--by", "system")["quality"]
+    differences = np.delete(SYSTEMS["B"] - SYSTEMS["A"], 3)
+    differences[0] -= 1.0
+    assert found["pairs"][0]["difference"] == pytest.approx(differences.mean())
+    assert (found["items"], found["failed"]) == (9, 1)
+
+
+def test_three_systems() -> None:
+    write("s.jsonl", rows("A", "B", "C"))
+    pairs = compared("s.jsonl", "--by=system", "--metrics", "quality")["quality"]["pairs"]
+    names = list(itertools.combinations("ABC", 2))
+    assert [(pair["first"], pair["second"]) for pair in pairs] == names
+    p_values = [two_sided_p_value(SYSTEMS[a] - SYSTEMS[b]) for a, b in names]
+    assert [pair["p_value"] for pair in pairs] == pytest.approx(holm_p_values(p_values))
+
+
+@pytest.mark.parametrize("key", ["prompt", "question", "id", "note"])
+def test_two_files_of_any_items(key: str) -> None:
+    """By a known column, by the one that is named, or else by position."""
+    for name in "AB":
+        write(f"{name}.jsonl", rows(name, key=key))
+    options = ["--id", "question"] if key == "question" else []
+    found = compared("A.jsonl", "B.jsonl", *options)
+    assert list(found["quality"]["means"]) == ["A", "B"]
+    (pair,) = found["quality"]["pairs"]
+    assert pair["difference"] == pytest.approx((SYSTEMS["A"] - SYSTEMS["B"]).mean())
+
+
+def test_two_columns() -> None:
+    pairs = zip(rows("A"), rows("B"), strict=True)
+    write("s.jsonl", [{"prompt": a["prompt"], "new": a["ppl"], "old": b["ppl"]} for a, b in pairs])
+    found = compared("s.jsonl", "--columns", "new", "old")
+    assert found["score"]["means"]["new"] == pytest.approx(-SYSTEMS["A"].mean())
+
+
+def test_one_value_of_a_whole_system_is_not_tested(capsys: pytest.CaptureFixture[str]) -> None:
+    records = [row | {"distinct_2": 0.4 if row["system"] == "A" else 0.7} for row in rows("A", "B")]
+    write("s.jsonl", records)
+    (pair,) = compared("s.jsonl", "--by", "system", "--metrics", "distinct*")["distinct_2"]["pairs"]
+    assert pair["difference"] == pytest.approx(-0.3)
+    assert pair["p_value"] is None
+    assert "better" not in capsys.readouterr().out
+
+
+def test_stored_samples_of_two_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "AB":
+        folder = Path("runs", name)
+        (folder / "samples/score").mkdir(parents=True)
+        write(f"runs/{name}/metrics.jsonl", [{"step": s, "score/worth": 1.0} for s in (1, 2)])
+        (folder / "summary.json").write_text('{"directions": {"score/worth": "min"}}')
+        for step, shift in ((1, 7.0), (2, 0.0)):
+            scored = [
+                {"text": f"{item} {name}", "prefix": item, "scores": {"worth": value + shift}}
+                for item, value in zip(ITEMS, SYSTEMS[name].tolist(), strict=True)
+            ]
+            write(f"runs/{name}/samples/score/step={step:06d}.jsonl", scored)
+    found = compared("runs/A", "runs/B")["score/worth"]
+    assert found["mode"] == "min"
+    expected = (SYSTEMS["A"] - SYSTEMS["B"]).mean()
+    assert found["pairs"][0]["difference"] == pytest.approx(expected)
+    assert "B is better than A in score/worth by" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["absent", "b.json"], "absent"),
-        (["a.json", "b.json", "--metrics", "z"], "z"),
-        (["a.json", "b.json"], "metric"),
-        (["a.json", "c.csv"], "study"),
-        (["s.csv:system=A", "s.csv:system=B"], "system"),
-        (["a.json"], "run_b"),
-        (["a.json", "a.json", "--output", "logged"], "logged"),
-        (["a.json", "a.json", "--output=a.csv"], "--output"),
-        (["logged", "logged"], "logged/metrics.csv:2"),
-        (["twice.csv", "a.json"], "twice.csv:1"),
+        ("s.jsonl", "--by"),
+        ("s.jsonl --by sytem", "'system'"),
+        ("s.jsonl --by note", "note"),
+        ("s.jsonl --by system --metrics nothing", "nothing"),
+        ("s.jsonl --by system --metrics note", "note"),
+        ("s.jsonl --by system --id key", "key"),
+        ("s.jsonl few.jsonl", "--id"),
+        ("s.jsonl s.jsonl", "twice"),
+        ("s.jsonl --columns quality absent", "absent"),
+        ("texts.jsonl --by system", "ctrlreward score"),
+        ("table.json table.json", "--reproduction"),
+        ("absent.csv s.jsonl", "absent.csv"),
+        ("s.jsonl --by system --output o.csv", "--output"),
     ],
 )
-def test_errors_name_the_fix(
-    arguments: list[str],
-    named: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fails: Callable[..., str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("a.json").write_text('{"x": 1}')
-    Path("b.json").write_text('{"y": 1}')
-    Path("c.csv").write_text("study,x\none,1\n")
-    Path("twice.csv").write_text("x,x\n1,2\n")
-    Path("s.csv").write_text("system,x\nA,1\nB,2\n")
-    Path("logged").mkdir()
-    Path("logged", "metrics.csv").write_text("x\n1\n")
-    assert named in fails("compare", *arguments)
+def test_mistakes(arguments: str, named: str, fails: Callable[..., str]) -> None:
+    write("s.jsonl", rows("A", "B"))
+    write("few.jsonl", [{"quality": 1.0}] * 3)
+    texts = [
+        {"system": row["system"], "prompt": row["prompt"], "output": "a"} for row in rows("A", "B")
+    ]
+    write("texts.jsonl", texts)
+    Path("table.json").write_text("{}")
+    assert named in fails("compare", *arguments.split())

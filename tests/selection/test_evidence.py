@@ -82,7 +82,7 @@ def test_decision_is_the_test_of_the_whole_run() -> None:
         p_value = rise_p_value(row["y"], first, margin=0.1)
         assert decision.p_value == pytest.approx(min(1.0, p_value / level_of_test(1.0, k)))
         assert decision.alarm == (p_value <= level_of_test(0.05, k))
-    difference = paired_difference(first, rows[-1]["y"], level_of_test(0.05, 7))
+    difference = paired_difference(rows[-1]["y"], minus=first, level=level_of_test(0.05, 7))
     assert f"difference {difference.value:+.4f}, {difference.low:+.4f}" in decisions[-1].reason
     assert "with 32 prompts" in decisions[-1].reason
     assert "at a level of 0.05 for the whole run" in decisions[-1].reason

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from ctrlreward import Samples
-from ctrlreward.tables.row_streams import parse_rows, read_rows
+from ctrlreward.tables.row_streams import parse_table, read_rows
 from ctrlreward.tables.table_columns import Columns, number_column, to_samples
 from ctrlreward.tables.table_writing import encode_rows
 
@@ -73,6 +73,48 @@ def test_columns_can_be_renamed_and_ignored() -> None:
     assert samples == Samples(["a b"], labels=["x"])
 
 
+ROWS = [
+    {"prompt": "The soup", "prefix": "A", "output": "was good.", "answer": "x"},
+    {"prompt": "The view ", "prefix": "A", "output": " was fine.", "answer": "x"},
+    {"prompt": "The bread", "prefix": "A", "output": " ", "answer": None},
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "texts", "prefixes"),
+    [
+        (Columns(prefix=None), ["The soup was good.", "The view was fine.", ""], "prompts"),
+        (Columns(output="answer"), ["A x", "A x", ""], ["A", "A", ""]),
+        (Columns(output="answer", prefix=None, prompt=None), ["x", "x", ""], None),
+        (Columns(text="output", prefix=None), ["was good.", " was fine.", " "], None),
+    ],
+)
+def test_outputs_follow_their_prompts(columns: Columns, texts: list[str], prefixes: Any) -> None:
+    prompts = ["The soup", "The view ", "The bread"]
+    if prefixes == "prompts":
+        prefixes = [*prompts[:2], ""]
+    samples = to_samples(ROWS, columns)
+    assert samples == Samples(texts, prefixes, prompts=prompts if columns.prompt else None)
+    trl = [{"completion" if name == "output" else name: row[name] for name in row} for row in ROWS]
+    if columns.text == "text" and columns.output is None:
+        assert to_samples(trl, columns) == samples
+
+
+@pytest.mark.parametrize(
+    ("present", "columns"),
+    [
+        ("prompt", Columns()),
+        ("output completion", Columns()),  # of which?
+        ("text output", Columns(output="answer")),
+        ("output", Columns(text="output", output="output")),
+        ("output", Columns(prompt="question")),
+    ],
+)
+def test_texts_that_are_not_there_or_not_clear(present: str, columns: Columns) -> None:
+    with pytest.raises(ValueError, match="columns"):
+        to_samples([dict.fromkeys(present.split(), "a")], columns)
+
+
 @pytest.mark.parametrize(
     ("rows", "columns"),
     [
@@ -111,7 +153,7 @@ def test_lists_are_json_in_cells() -> None:
     content = encode_rows(
         ".csv", [{"a": ["x", 1]}, {"a": "plain"}], {"s": np.array([0.1, NAN])}
     ).decode()
-    assert content == 'a,"s"\n"[""x"", 1]",0.1\nplain,\n'
+    assert content == 'a,s\n"[""x"", 1]",0.1\nplain,\n'
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -119,21 +161,19 @@ def test_what_is_written_is_read_back(suffix: str) -> None:
     ends = ["\r", "\n", "\r\n", '"', ",", "", " ", "\u2028", "a\rb", 'x,"\r",y', "\ufeff", "'"]
     records = [{"a\rb": "", "text": text, 'say "it"': end} for text in ends for end in ends]
     content = encode_rows(suffix, records, {"s": np.arange(len(records))})
-    rows = parse_rows(content, Path(f"file{suffix}"))
-    assert [row | {"s": float(row["s"])} for row in rows] == [
+    rows = parse_table(content, f"file{suffix}")
+    assert [row | {"s": float(row["s"])} for _, row in rows] == [
         row | {"s": float(position)} for position, row in enumerate(records)
     ]
 
 
-def test_the_error_names_a_column_that_json_cannot_hold() -> None:
-    line = encode_rows(".jsonl", [{"a": NAN, "b": [1.5]}], {"s": np.array([NAN])})
-    assert json.loads(line) == {"a": None, "b": [1.5], "s": None}
+def test_what_json_lacks_is_null_or_text() -> None:
     day = datetime.date(2020, 2, 1)
-    for suffix, value in ((".jsonl", day), (".jsonl", np.inf), (".csv", [day]), (".jsonl", [NAN])):
-        message = r"the column 'when' has the value .* which JSON cannot represent"
-        with pytest.raises(ValueError, match=message):
-            encode_rows(suffix, [{"when": value}], {})
-    assert encode_rows(".csv", [{"when": day}], {}) == b'"when"\n2020-02-01\n'
+    row = {"a": NAN, "b": [1.5, np.inf], "day": day, "days": [day]}
+    line = encode_rows(".jsonl", [row], {"s": np.array([NAN])})
+    read = {"a": None, "b": [1.5, None], "day": "2020-02-01", "days": ["2020-02-01"], "s": None}
+    assert json.loads(line) == read
+    assert encode_rows(".csv", [{"when": day}], {}) == b"when\n2020-02-01\n"
 
 
 def test_numbers() -> None:

@@ -52,6 +52,7 @@ def ctc(
     resamples: int = 1000,
     seed: int = 0,
     published: PublishedModels = "best",
+    log: Path | None = None,
     overlap: bool = False,
     **options: Unpack[ModelOptions],
 ) -> None:
@@ -79,6 +80,7 @@ def ctc(
         seed: Seed of the bootstrap.
         published: Figures of the paper to print: best for its best model of the same method, or
             all for all in the package, with a line on those that it lacks.
+        log: File of the scores so far, from which a repeated call continues.
         overlap: Also evaluate BLEU, chrF, ROUGE, METEOR and BERTScore (by the model, if that is an
             encoder) of the text with its source, or of a response with its facts. The number of
             words, a baseline of the paper, is always there.
@@ -109,7 +111,7 @@ def ctc(
     encoder = model if isinstance(model, str) and method == "embedding" else "minilm-l6"
     # Before the scores: a package or the encoder may be missing.
     overlapped = overlaps(file.samples, encoder, **options) if overlap else {}
-    values = score_rated(file, components, outputs)
+    values = score_rated(file, components, outputs, log)
     values |= {"word_length": word_length(file.samples), **overlapped}
     judged = {name: file.ratings[name] for name, aspect in ASPECTS.items() if aspect in aspects}
     record = report_correlations(replace(file, ratings=judged), values, components, outputs, kind)

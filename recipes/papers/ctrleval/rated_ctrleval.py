@@ -46,6 +46,7 @@ def ctrleval(
     resamples: int = 1000,
     seed: int = 0,
     published: PublishedModels = "best",
+    log: Path | None = None,
     **options: Unpack[ModelOptions],
 ) -> None:
     """Evaluate CTRLEval on its rated files (label, prefix, text and three ratings).
@@ -73,6 +74,7 @@ def ctrleval(
         seed: Seed of the bootstrap and of the first draw.
         published: Figures of the paper to print: best for its best model, or all for all in the
             package, baselines included, with a line on those that it lacks.
+        log: File of the scores so far, from which a repeated call continues.
         options: Device, dtype and token budget of the model.
     """
     outputs = Outputs(output, scores, resamples, seed, published)
@@ -86,6 +88,7 @@ def ctrleval(
     scorer = CTRLEval(model, task, iwf=table, **options)
     if ablation or evaluator_counts is not None:
         scorer = recorded = RecordedCTRLEval(model, task, iwf=table, **options)
+        log = None  # a scorer that records scores all
     file = read_ctrleval(data, systems)
     if baselines:  # BARTScore needs a source: the prefix
         samples = file.samples.replace(sources=file.samples.prefixes)
@@ -95,7 +98,7 @@ def ctrleval(
     if ablation:
         by_beta = RecordedCTRLEval(model, task, _RELEVANCE, weights="beta", **options)
         scored[f"{_RELEVANCE}_beta"] = by_beta[_RELEVANCE]
-    values = score_rated(file, scored, outputs)
+    values = score_rated(file, scored, outputs, log)
     values = {name: values[name] for name in components}
     record = report_correlations(file, values, components, outputs, kind="CTRLEval")
     others = [

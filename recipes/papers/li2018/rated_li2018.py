@@ -57,6 +57,7 @@ def li2018(
     resamples: int = 1000,
     seed: int = 0,
     published: PublishedModels = "best",
+    log: Path | None = None,
     **options: Unpack[ModelOptions],
 ) -> None:
     """Evaluate preservation and GM on the rated style transfers of Li et al. (2018).
@@ -83,6 +84,7 @@ def li2018(
         seed: Seed of the bootstrap and of the search for thresholds.
         published: Figures of CTC's paper to print: best for its best model of the same method, or
             all for all in the package, with a line on those that it lacks.
+        log: File of the scores so far, from which a repeated call continues.
         options: Device, dtype and token budget of the models.
     """
     if classifier is None and fit_gm:
@@ -100,7 +102,7 @@ def li2018(
         judge.separate = words == "separated"
     components = name_components([preservation, *filter(None, [judge])], None)
     components.pop("log_likelihood", None)  # not an input of GM
-    values = score_rated(file, components, outputs)
+    values = score_rated(file, components, outputs, log)
     kind = f"CTC {method[0].upper()}"
     record = report_correlations(file, values, components, outputs, kind)
     record["ablations"] = ablate(file, values)

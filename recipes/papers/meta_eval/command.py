@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from ctrlreward.arguments import one_of
 from ctrlreward.command_line.parser import command_parser
@@ -49,12 +53,25 @@ def run(arguments: list[str]) -> None:
         f"{_COMMAND} {kind}", f"FILE {ratings}[options]", purposes[kind], [_EXAMPLES[kind]]
     )
     parser.add_argument("--config", action="config", help="YAML file with options")
-    parser.add_function_arguments(evaluations[kind], as_group=False, as_positional=True)
+    skip: set[str | int] = {"log"} if kind != "raters" else set()
+    parser.add_function_arguments(evaluations[kind], as_group=False, as_positional=True, skip=skip)
     config = parser.parse_args(_as_parsed(arguments[1:]))
-    with user_errors():
+    log = _log_path(config, parser.dump(config, format="json"))
+    with user_errors(lambda: log is not None and log.exists()):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
-        evaluations[kind](**options)
+        evaluations[kind](**options, **{str(name): log for name in skip})
+        if log:
+            log.unlink(missing_ok=True)
+
+
+def _log_path(config: Any, options: str) -> Path | None:
+    """Return the file of the scores of these options, None where it can't be written."""
+    data, output = Path(config.data), config.get("scores") or config.get("output")
+    digest = hashlib.sha256(options.encode()).hexdigest()[:8]
+    folder = Path(output).parent if output else Path()
+    log = folder / f"{data.name}.{digest}.partial.jsonl"
+    return log if os.access(folder, os.W_OK) else None
 
 
 def _as_parsed(arguments: Sequence[str]) -> list[str]:

@@ -33,6 +33,7 @@ def rated(
     resamples: int = 1000,
     seed: int = 0,
     published: PublishedModels = "best",
+    log: Path | None = None,
 ) -> None:
     """Evaluate any scores on your own rated file.
 
@@ -52,6 +53,7 @@ def rated(
         seed: Seed of the bootstrap.
         published: Figures of a paper about the file to print: best for its best model, or all for
             all in the package, with a line on those that it lacks.
+        log: File of the scores so far, from which a repeated call continues.
     """
     if not (ratings and (scorers or metrics)):
         raise ValueError(
@@ -78,7 +80,7 @@ def rated(
         optional_cells(rows, system) if system else None,
     )
     with explained_columns(list(rows[0])):
-        values = existing | score_rated(file, components, outputs)
+        values = existing | score_rated(file, components, outputs, log)
     report_correlations(file, values, components, outputs)
 
 

@@ -20,7 +20,8 @@ from ctrlreward.recipes.papers.meta_eval.correlations import (
 )
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.samples import JSON_KEYS
-from ctrlreward.scorers.base import Component, Scores, score
+from ctrlreward.scorers.base import Component, Scores
+from ctrlreward.scorers.parts import samples_log, score_parts
 from ctrlreward.tables.row_streams import Row, check_suffix
 from ctrlreward.tables.table_writing import encode_rows
 
@@ -67,9 +68,14 @@ class Outputs:
 
 
 def score_rated(
-    rated: Rated, components: Mapping[str, Component], outputs: Outputs
+    rated: Rated,
+    components: Mapping[str, Component],
+    outputs: Outputs,
+    log: Path | None = None,
 ) -> dict[str, Scores]:
     """Score a rated file, and write texts, `rating/<name>` and `score/<name>` if a file is given.
+
+    Scores are kept in the log, if it is given, from which a repeated call continues.
 
     Returns:
         Arrays of shape (n,) by name; NaN for samples that failed.
@@ -83,7 +89,9 @@ def score_rated(
             raise ValueError(f"{rated.file}: {name}[{row}] must be finite, got inf")
     places = [f"sample {i}" for i in range(len(rated.samples))]
     with rows_named(places):
-        scores = score(components, rated.samples).warned(places)
+        scores = score_parts(
+            components, rated.samples, samples_log(log, components, rated.samples), places
+        )
     if outputs.scores is not None:
         columns = {f"rating/{name}": values for name, values in rated.ratings.items()}
         columns |= {f"score/{name}": values for name, values in scores.items()}
