@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import NoReturn
@@ -20,100 +20,69 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ctrlreward.ranks import rank_and_ranks
 
-# Seconds of work that a terminal shows, that tell how long it will take, that are announced, and
+# Seconds of work that show nothing, that tell how long it will take, that are announced, and
 # between two lines of a log.
-_SHOWN, _MEASURED, _ANNOUNCED, _BETWEEN_LINES = 2.0, 5.0, 60.0, 10.0
+_HIDDEN, _MEASURED, _ANNOUNCED, _BETWEEN_LINES = 2.0, 5.0, 60.0, 10.0
 
 
 class Progress:
-    """Number of finished items of some work.
+    """Number of finished items of some work; see `track`.
 
     Args:
-        total: Number of all items.
-        done: Items that were finished earlier.
-        show: Called with the number of finished items, parts of an item included.
+        around: The work that this one is a part of; None for the outermost, which is shown.
     """
 
-    def __init__(self, total: float, done: float, show: Callable[[float], None]) -> None:
-        self.total, self.done = total, done
-        self._show = show
-        show(done)
+    def __init__(
+        self, title: str, total: float, unit: str, done: float, around: Progress | None
+    ) -> None:
+        self.title, self.total, self.unit, self.around = title, total, unit, around
+        self.done = self.start = done
+        self.inside = 0.0  # items of the part that is open
+        self.began = self.written = time.monotonic()
+        self.is_long: bool | None = None  # None: too little is finished
+        self.bar: tqdm[NoReturn] | None = None
+        self.at_end = ExitStack()
 
     def advance(self, items: float) -> None:
         """Add finished items."""
         self.done += items
-        self._show(self.done)
+        work, done = self, self.done
+        while (around := work.around) is not None:
+            if not around.inside:  # work outside any part is not shown
+                return
+            done = around.done + around.inside * (done / work.total if work.total else 1.0)
+            work = around
+        work.show(done)
 
     @contextmanager
     def part(self, items: float) -> Iterator[None]:
         """Show the work that is tracked inside as a part of these items, which it finishes."""
-        outer = _SHARE.get()
-        _SHARE.set(lambda share: self._show(self.done + share * items))
+        self.inside = items
         try:
             yield
         finally:
-            _SHARE.set(outer)
+            self.inside = 0.0
         self.advance(items)
 
-
-# Shows the finished share of a part of the work around, 0 to 1; None without one.
-_SHARE: ContextVar[Callable[[float], None] | None] = ContextVar("share", default=None)
-
-
-@contextmanager
-def track(title: str, total: float, unit: str = "texts", done: float = 0) -> Iterator[Progress]:
-    """Show how many items of long work are done, as a part of outer work if any.
-
-    Only rank 0 shows its work, and only from the main thread. Items of `done` were finished
-    earlier; they count for the share, not for the rate.
-    """
-    outer = _SHARE.get()
-    if outer is not None:
-        _SHARE.set(_hide)
-        try:
-            yield Progress(total, done, lambda items: outer(items / total if total else 1.0))
-        finally:
-            _SHARE.set(outer)
-        return
-    if rank_and_ranks()[0] or threading.current_thread() is not threading.main_thread():
-        yield Progress(total, done, lambda items: None)
-        return
-    display = _Display(title, total, unit, done)
-    with ExitStack() as contexts:
-        if display.bar is not None:
-            contexts.callback(display.bar.close)
-            contexts.enter_context(logging_redirect_tqdm())
-        contexts.callback(_SHARE.set, None)
-        _SHARE.set(_hide)
-        yield Progress(total, done, display.show)
-
-
-def _hide(share: float) -> None:
-    """Ignore the progress of work outside any `part`."""
-
-
-class _Display:
-    """The outermost work: a bar on a terminal, or lines of a log if it takes more than a minute."""
-
-    def __init__(self, title: str, total: float, unit: str, start: float) -> None:
-        self.title, self.total, self.unit, self.start = title, total, unit, start
-        self.began = self.written = time.monotonic()
-        self.is_long: bool | None = None  # None: too little is finished
-        self.bar = _bar(title, total, start) if at_terminal() else None
-
     def show(self, done: float) -> None:
-        """Show the number of finished items."""
+        """Show the number of finished items, on rank 0 and from the main thread only."""
         now = time.monotonic()
         if done <= self.start:
             self.began = now  # until now, models were loaded
             return
+        elapsed = now - self.began
+        if elapsed < _HIDDEN or rank_and_ranks()[0] or not _in_main_thread():
+            return
+        rate = (done - self.start) / elapsed
         count = f"{done:,.0f} of {self.total:,.0f} {self.unit}"
-        rate = (done - self.start) / max(now - self.began, 1e-9)
         left = duration((self.total - done) / rate)
+        if self.bar is None and at_terminal():
+            self.bar = self.at_end.enter_context(_bar(self.title, self.total))
+            self.at_end.enter_context(logging_redirect_tqdm())
         if self.bar is not None:
-            self.bar.set_postfix_str(count, refresh=False)
+            self.bar.set_postfix_str(f"{count}, {left} left", refresh=False)
             self.bar.update(done - self.bar.n)
-        if self.is_long is None and now - self.began >= _MEASURED:
+        if self.is_long is None and elapsed >= _MEASURED:
             self.is_long = (self.total - self.start) / rate > _ANNOUNCED
             if self.is_long:
                 write_line(f"{self.title} {self.total:,.0f} {self.unit}: about {left}")
@@ -123,18 +92,40 @@ class _Display:
             self.written = now
 
 
-def _bar(title: str, total: float, start: float) -> tqdm[NoReturn]:
+_INNERMOST: ContextVar[Progress | None] = ContextVar("innermost", default=None)
+
+
+@contextmanager
+def track(title: str, total: float, unit: str = "texts", done: float = 0) -> Iterator[Progress]:
+    """Show how many items of long work are done, as a part of outer work if any.
+
+    Items of `done` were finished earlier; they count for the share, not for the rate.
+    """
+    around = _INNERMOST.get()
+    progress = Progress(title, total, unit, done, around)
+    _INNERMOST.set(progress)
+    try:
+        with progress.at_end:
+            progress.advance(0)
+            yield progress
+    finally:
+        _INNERMOST.set(around)
+
+
+def _bar(title: str, total: float) -> tqdm[NoReturn]:
     return tqdm(
         desc=title,
         total=total,
-        initial=start,
-        bar_format="{desc}: {percentage:3.0f}%|{bar}|{postfix}, {remaining} left",
+        bar_format="{desc}: {percentage:3.0f}%|{bar}|{postfix}",
         leave=False,
-        delay=_SHOWN,
         mininterval=0.5,
         miniters=0,
         dynamic_ncols=True,
     )
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def at_terminal() -> bool:

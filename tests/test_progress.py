@@ -86,7 +86,7 @@ def test_texts_are_counted_across_scorers_and_batches(
 ) -> None:
     """Two scorers of six texts, one of which reads its own rows in batches of one."""
     shown: list[float] = []
-    monkeypatch.setattr(progress._Display, "show", lambda display, done: shown.append(done))
+    monkeypatch.setattr(progress.Progress, "show", lambda work, done: shown.append(done))
 
     class Rows(Scorer):
         @property
@@ -108,7 +108,7 @@ def test_work_in_windows_is_counted_once(
     wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[float] = []
-    monkeypatch.setattr(progress._Display, "show", lambda display, done: shown.append(done))
+    monkeypatch.setattr(progress.Progress, "show", lambda work, done: shown.append(done))
     monkeypatch.setattr(batching, "_WINDOW_CHARACTERS", 2)
     with track("scoring", 6) as work, work.part(6):
         items = [(i,) for i in range(4)]
@@ -126,7 +126,7 @@ def test_texts_of_an_encoder_decoder_are_counted_across_calls_of_its_output_laye
     scorer.load()
     shown: list[float] = []
     monkeypatch.setattr(seq2seq, "_STATES_PER_CALL", 8)
-    monkeypatch.setattr(progress._Display, "show", lambda display, done: shown.append(done))
+    monkeypatch.setattr(progress.Progress, "show", lambda work, done: shown.append(done))
     scorer.score([f"{word} soup" for word in ("cold", "warm", "good")], labels="positive")
     assert shown == sorted(shown)
     assert len(set(shown)) > 4
@@ -163,7 +163,7 @@ from ctrlreward import progress
 from ctrlreward.progress import track
 from ctrlreward.scorers.base import score
 
-progress._SHOWN = 0.0
+progress._HIDDEN = 0.0
 logging.basicConfig(format="%(message)s")
 with track("CTRLEval", 100) as work:
     work.advance(25)
