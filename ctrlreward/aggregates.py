@@ -84,7 +84,8 @@ class GM(Aggregate):
 
     Args:
         thresholds: t1 to t4; the default is the paper's, which fit its classifier, word vectors and
-            language model. With t1 ≥ 0, a copied input of the other style has reward 0.
+            language model. With t1 ≥ 0, a copied input of the other style has reward 0. With
+            t4 ≤ 2 - t3, fluent texts always have more (`adjusted_gm`).
         names: The three components, in the order of eq. 1; found by `check` if left out.
 
     Raises:

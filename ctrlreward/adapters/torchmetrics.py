@@ -108,7 +108,9 @@ class _ScoreSums(_ScoreMetric):
             _scorer_ids[scorer] = next(_next_id)
         self.add_state("scorer_id", torch.tensor(_scorer_ids[scorer]), dist_reduce_fx="max")
 
-    def update(self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Any) -> None:
+    def update(
+        self, data: SamplesLike | None = None, ids: Sequence[int] | None = None, **columns: Any
+    ) -> None:
         """Score n samples and add them up; `ids` are for `ScoreOfAll` in the same collection."""
         samples = as_samples(data, **columns)
         scorer, own, given = self.component.scorer, self.component.name, samples.columns().keys()
@@ -216,7 +218,9 @@ class ScoreOfAll(_ScoreMetric):
         """The dtype of the records, which torchmetrics also uses for a rank without samples."""
         return torch.uint8
 
-    def update(self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Any) -> None:
+    def update(
+        self, data: SamplesLike | None = None, ids: Sequence[int] | None = None, **columns: Any
+    ) -> None:
         """Keep n samples until `compute`, with the same columns in all updates on all ranks.
 
         With `ids`, their indices in the dataset, samples are scored in the dataset's order, and

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from ctrlreward.scorers.base import Scores
 
 Rewards = list[float | None]
 RewardFunc = Callable[..., Rewards]
-AsyncRewardFunc = Callable[..., Coroutine[Any, Any, Rewards]]
 
 # Keywords that TRL passes in addition to the dataset's columns.
 _NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
@@ -44,10 +43,43 @@ class ComponentFuncs(NamedTuple):
     weights: list[float]
 
 
+class RewardFuncs(list[Any]):
+    """The one function of a reward: alone for `reward_funcs`, or in a list with others.
+
+    Examples:
+        >>> functions = as_reward_funcs(lambda texts: [float(len(text)) for text in texts])
+        >>> functions(["Say"], [" hi"]) == functions[0](["Say"], [" hi"])
+        True
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self[0](*args, **kwargs)
+
+    @property
+    def __name__(self) -> str:
+        """The name in TRL's log."""
+        return str(self[0].__name__)
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Column of `Samples` → column of the dataset."""
+        return dict(self[0].columns)
+
+
+class AsyncRewardFuncs(RewardFuncs):
+    """The same as a coroutine function."""
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return await self[0](*args, **kwargs)
+
+
 def as_reward_funcs(
     reward: RewardLike, columns: Mapping[str, str] | None = None, name: str = "reward"
-) -> list[RewardFunc]:
+) -> RewardFuncs:
     """Return one function that returns the reward's total; it needs no `reward_weights`.
+
+    Both `reward_funcs=as_reward_funcs(reward)` and `reward_funcs=[as_reward_funcs(reward), mine]`
+    work.
 
     TRL logs `rewards/<name>/mean` and `/std` of the total, and as means over the samples of all
     ranks `<name>/fail_rate` and `<name>/<component>`, without failed samples.
@@ -73,12 +105,12 @@ def as_reward_funcs(
         [0.6, None]
     """
     reward = as_reward(reward)
-    return [_Total(reward, check_columns(columns, reward), name)]
+    return RewardFuncs([_Total(reward, check_columns(columns, reward), name)])
 
 
 def as_async_reward_funcs(
     reward: RewardLike, columns: Mapping[str, str] | None = None, name: str = "reward"
-) -> list[AsyncRewardFunc]:
+) -> AsyncRewardFuncs:
     """Return the function of `as_reward_funcs` as a coroutine, which TRL runs concurrently.
 
     Use it with several rewards on different devices. `AsyncGRPOTrainer` logs the total alone.
@@ -90,7 +122,7 @@ def as_async_reward_funcs(
         'fluency'
     """
     reward = as_reward(reward)
-    return [_AsyncTotal(reward, check_columns(columns, reward), name)]
+    return AsyncRewardFuncs([_AsyncTotal(reward, check_columns(columns, reward), name)])
 
 
 def as_component_funcs(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from copy import deepcopy
-from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from ctrlreward.aggregates import Aggregate
 from ctrlreward.command_line.config_files import COMPONENT_KEYS, read_reward
 from ctrlreward.command_line.parser import CommandParser
 from ctrlreward.reward import AnyReward, Reward
-from ctrlreward.scorers.base import Scorer
+from ctrlreward.scorers.base import Component, Scorer
 
 
 def load_reward(given: str, device: str | None = None) -> AnyReward:
@@ -65,10 +63,15 @@ def build_reward(path: Path, device: str | None = None) -> AnyReward:
 
 def reward_of(block: Mapping[str, Any], device: str | None = None) -> AnyReward:
     """Return the reward of a block; see `served_app`."""
+    if block.get("class_path") in ("ctrlreward.Reward", "ctrlreward.reward.Reward"):
+        block = block.get("init_args") or {}
     if "class_path" in block:
         reward = _parsed("reward", AnyReward, block)
     else:
-        components = {name: _component(name, each) for name, each in block["components"].items()}
+        components = block.get("components")
+        if not isinstance(components, Mapping):
+            raise ValueError("components must be a mapping of names to scorers")
+        components = {name: _component(name, each) for name, each in components.items()}
         options = {key: value for key, value in block.items() if key != "components"}
         if isinstance(options.get("aggregate"), Mapping):
             options["aggregate"] = _parsed("aggregate", Aggregate, options["aggregate"])
@@ -91,21 +94,23 @@ def _parsed(name: str, kind: type, value: object) -> Any:
     return parser.instantiate(config)[name]
 
 
-def _component(name: str, block: str | Mapping[str, Any]) -> Any:
-    """Return a component, with its weight if any, from the short form."""
+def _component(name: str, block: Any) -> Any:
+    """Return a component, with its weight if any: of a scorer's class, or of a `function`."""
+    if isinstance(block, list) and len(block) == 2:
+        return _component(name, block[0]), block[1]
     if isinstance(block, str):
         block = {"scorer": block}
+    if isinstance(block, Mapping) and "function" in block:
+        block = {"scorer": "FunctionScorer", **block}
     if not isinstance(block, Mapping) or not {"class_path", "scorer"} & block.keys():
-        raise ValueError(f"components.{name} must have a scorer, such as scorer: CTRLEval")
+        raise ValueError(
+            f"components.{name} must have a scorer, such as scorer: CTRLEval, or a function"
+        )
     if "class_path" in block:
-        return _parsed(name, Scorer, block)
+        return _parsed(name, Scorer | Component, block)  # type: ignore[arg-type]
     options = {key: value for key, value in block.items() if key not in COMPONENT_KEYS}
     options |= block.get("options") or {}
     path = block["scorer"] if "." in block["scorer"] else f"ctrlreward.scorers.{block['scorer']}"
-    module, _, attribute = path.rpartition(".")
-    with suppress(ImportError):  # the parser reports it
-        if isfunction(getattr(importlib.import_module(module), attribute, None)):
-            path, options = "ctrlreward.scorers.FunctionScorer", {"function": path, **options}
     component = _parsed(name, Scorer, {"class_path": path, "init_args": options})
     if "score" in block:
         try:

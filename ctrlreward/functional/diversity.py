@@ -19,7 +19,8 @@ def distinct_n(
 
     Li et al. (2016), https://arxiv.org/abs/1510.03055. `token_sequences` are token ids of each
     text, including its prefix; `groups` the group of each, for example its prefix, None for one
-    group. The denominator is the number of tokens for every n, not the number of n-grams.
+    group. The denominator is the number of tokens for every n, not the number of n-grams. It falls
+    with the number of texts and with their length.
 
     0 to 1; higher is more diverse. Groups without tokens are left out; NaN if no group has any.
 

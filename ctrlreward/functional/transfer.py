@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,6 +30,9 @@ def adjusted_gm(
 
         GM = ([100 Acc - t1]+ · [100 Sim - t2]+ · min([t3 - PP]+, [PP - t4]+)) ^ (1/3)
 
+    Below a perplexity of (t3 + t4) / 2, GM rises with perplexity: the paper's t4 marks down its
+    models' too simple sentences. With t4 ≤ 2 - t3 it only falls, as for other models it should.
+
     Args:
         accuracy: Share of texts with the target style, or the probability of the target label, 0 to
             1. Arrays are broadcast, and NaN propagates.
@@ -39,6 +46,8 @@ def adjusted_gm(
     Examples:
         >>> round(float(adjusted_gm(0.9, 0.79, 70.0)), 3)  # (27 · 8 · 27) ^ (1/3)
         18.0
+        >>> adjusted_gm(1.0, 0.8, [50, 144, 900], (50, 0, 1000, -998)).round(1)  # fluent first
+        array([156. , 150.7,  73.7])
     """
     acc = _in_range("accuracy", accuracy, 0.0, 1.0, "a share, not per cent")
     sim = _in_range("similarity", similarity, -1.0, 1.0, "a cosine, not per cent")
@@ -70,13 +79,27 @@ def gm_of(
 ) -> Floats:
     """Return `adjusted_gm` of the scores named accuracy, similarity and perplexity, in this order.
 
+    Warns once if most of the perplexities are where GM rises with them.
+
     Examples:
         >>> scores = {"style": [0.9], "content": [0.79], "fluency": [70.0]}
         >>> gm_of(("style", "content", "fluency"), (63, 71, 97, -37), scores).round(3)
         array([18.])
     """
     accuracy, similarity, perplexity = (scores[name] for name in names)
+    _, _, t3, t4 = thresholds
+    if 2 * np.sum(np.asarray(perplexity) < (t3 + t4) / 2) > np.size(perplexity):
+        _warn_of_rise(t3, t4)
     return adjusted_gm(accuracy, similarity, perplexity, thresholds)
+
+
+@cache  # once
+def _warn_of_rise(t3: float, t4: float) -> None:
+    log.warning(
+        "most texts of a batch have a perplexity below %g, where GM is higher for less fluent ones "
+        "(t3 = %g, t4 = %g); with t4 = %g it falls with perplexity",
+        *((t3 + t4) / 2, t3, t4, 2 - t3),
+    )
 
 
 class SentenceScores(NamedTuple):

@@ -55,12 +55,14 @@ class _TokenCounts(Scorer):
 class Distinct(_TokenCounts):
     """Distinct-n over all texts of a sample's group, prefix included (see `distinct_n`).
 
-    - `distinct_1`, `distinct_2`, `distinct_3`: number of unique n-grams over number of tokens, 0
-      to 1; higher is more diverse. All texts of a group get the value of the group.
+    - `distinct_1`, `distinct_2`, `distinct_3`: unique n-grams over tokens, 0 to 1; higher is more
+      diverse. All texts of a group get the value of the group.
     - `distinct`: mean of the three, as in studies of multi-aspect control.
 
     Groups are the column `groups` or, if it is absent, `prefixes`; without either, all texts of a
-    call are one group. It falls with the size of a group: compare groups of the same size.
+    call are one group. It falls with the number of texts in a group and with their length, so
+    compare groups of one size and of texts of one length. A text of k tokens has only k - n + 1
+    n-grams: short texts have less than 1 without any repetition.
 
     Args:
         model: Local folder, Hugging Face id or short name of the model whose tokens are counted,

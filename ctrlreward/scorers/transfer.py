@@ -48,12 +48,14 @@ class TransferQuality(CompositeScorer):
         similarity: Scores the content; None takes `Similarity()`.
         perplexity: Scores the fluency; None takes `Perplexity()`.
         thresholds: t1 to t4 of eq. 1. The paper's values fit its classifier, word vectors and
-            language model.
+            language model. With others, such as the built-in ones, take t4 ≤ 2 - t3, so that `gm`
+            falls with perplexity (`adjusted_gm`).
 
     Examples:
         >>> from ctrlreward import Accuracy, CTRLEval, Perplexity, Similarity
         >>> style = Accuracy(CTRLEval(task="sentiment", aspects="attribute_relevance"))
-        >>> scorer = TransferQuality(style, Similarity("minilm-l6"), Perplexity("smollm2-135m"))
+        >>> parts = style, Similarity("minilm-l6"), Perplexity("smollm2-135m")
+        >>> scorer = TransferQuality(*parts, thresholds=(50, 0, 1000, -998))
         >>> scores = scorer.score(["Good soup."], labels="positive", sources="Bad soup.")
         >>> list(scores)
         ['gm', 'accuracy', 'label_probability', 'similarity', 'perplexity', 'log_likelihood']
@@ -71,7 +73,7 @@ class TransferQuality(CompositeScorer):
         self.perplexity = Perplexity() if perplexity is None else perplexity
         arguments = ("accuracy", "similarity", "perplexity")
         for argument, needed, part in zip(arguments, _FACTORS, self.parts, strict=True):
-            kind, example = kind_of(part), f"Use {argument.capitalize()}(...)."
+            kind, example = kind_of(part), f"Use {argument.capitalize()}()."
             if not isinstance(part, Scorer):
                 raise TypeError(
                     f"{argument} = {shortened(part)} is {kind}, not a scorer. {example}"

@@ -12,12 +12,14 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 
 from ctrlreward.arguments import positive
 from ctrlreward.command_line.reward_file import reward_of
 from ctrlreward.reward import Reward
+from ctrlreward.scorers.model_servers import LOOPBACK
 from ctrlreward.serving.batcher import Batcher
 from ctrlreward.serving.contract import ErrorReply, ScoreBody, ScoreReply, dumps, score_reply
 from ctrlreward.serving.description import describe
@@ -30,10 +32,11 @@ log = logging.getLogger(__name__)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply, "description": meaning}
     for status, meaning in {
-        400: "The body is not JSON",
+        400: "The body is not JSON, or without a token the Host is not this machine",
         401: "The token is missing or wrong",
         411: "The body comes in chunks, without its length",
         413: "The body is too long",
+        415: "The Content-Type is not application/json",
         422: "The body has another schema, or a scorer rejects its samples",
         500: "A scorer fails, or its model can't be loaded",
         503: "The models are being loaded, too many requests wait, or the server is ending",
@@ -54,7 +57,8 @@ def create_app(
     Args:
         reward: The reward.
         token: Bearer token that requests must have, except to /health, /openapi.json and /ready,
-            which describes the reward only to those who have it. None for no token.
+            which describes the reward only to those who have it. None for no token: the Host must
+            be localhost, 127.0.0.1 or [::1], so that no page in a browser can ask.
         waiting: Most requests that wait; one more is refused (503).
         body_bytes: Longest body of a request (413).
         get_reward: Options of the route of OpenRLHF; None leaves it out.
@@ -149,6 +153,9 @@ def create_app(
         batcher.metrics.replied(route, response.status_code)
         return response
 
+    if token is None:
+        hosts = [f"[{host}]" if ":" in host else host for host in sorted(LOOPBACK)]
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     return app
 
 
@@ -196,15 +203,26 @@ def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = Non
 
 async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _json({"detail": error.detail}, error.status_code, error.headers)
+    detail, path = error.detail, request.url.path
+    if error.status_code in (404, 405):
+        routes = [f"{m.upper()} {p}" for p, ms in request.app.openapi()["paths"].items() for m in ms]
+        detail = f"there is no {request.method} {path}, only {', '.join(routes)}"
+        if path == "/get_reward" and error.status_code == 404:
+            detail += "; with --get_reward.failed_score=-1.0 'ctrlreward serve' adds it"
+    return _json({"detail": detail}, error.status_code, error.headers)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     """Reply to an invalid body without repeating it, since it has texts."""
     assert isinstance(error, RequestValidationError)
     errors = error.errors()[:100]  # each sample may have the same
-    if errors[0]["type"] in ("json_invalid", "missing") and len(errors[0]["loc"]) <= 2:
-        return _json({"detail": "the body is not JSON"}, 400)
+    if "json" not in request.headers.get("content-type", ""):
+        return _json({"detail": "the body must be JSON with Content-Type: application/json"}, 415)
+    if errors[0]["type"] == "json_invalid" or errors[0]["loc"] == ("body",):
+        return _json({"detail": "the body is not a JSON object"}, 400)
+    if errors[0]["loc"] == ("body", "samples") and errors[0]["type"] == "missing":
+        body = '{"samples": [{"text": "..."}]}'
+        return _json({"detail": f"the body must have a list of samples, as {body}"}, 422)
     detail = [{key: item[key] for key in ("loc", "msg", "type")} for item in errors]
     return _json({"detail": detail}, 422)
 

@@ -76,6 +76,9 @@ class ServerConnection:
         for name, seconds in (("timeout", timeout), ("patience", patience)):
             positive(name, seconds)
         self.url = check_address(url, "http://127.0.0.1:8700", "url")
+        place, _, route = self.url.rpartition("/")
+        if route in ("score", "get_reward", "ready", "health", "metrics"):
+            raise ValueError(f"url must be the server's address, {place}, without /{route}")
         self.token = token
         self.timeout = timeout
         self.patience = patience

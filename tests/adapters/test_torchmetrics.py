@@ -67,6 +67,12 @@ def test_metrics_of_one_scorer_score_a_batch_once(letters) -> None:
     assert metrics.compute()["length"] == 9 / 5
 
 
+@pytest.mark.parametrize("build", [ScoreMean, FailRate, ScoreOfAll])
+def test_an_unknown_keyword_is_named_with_the_columns(letters, build) -> None:
+    with pytest.raises(TypeError, match="preds is not a column of Samples"):
+        build(letters["share"]).update(preds=["a"])
+
+
 def test_scorers_with_equal_first_scores_stay_separate(letters) -> None:
     class Others(type(letters)):  # type: ignore[misc]
         def score_samples(self, samples):

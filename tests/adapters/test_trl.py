@@ -125,6 +125,17 @@ def test_async_rewards_are_scored_concurrently(train) -> None:
     assert (last["rewards/r0/mean"], last["rewards/r1/mean"], last["reward"]) == (1.0, 1.0, 2.0)
 
 
+@pytest.mark.parametrize("build", [as_reward_funcs, as_async_reward_funcs])
+def test_a_list_has_the_reward_and_other_functions(train, reward, build) -> None:
+    def mine(completions: list[str], **columns: Any) -> list[float]:
+        return [float(len(each)) for each in completions]
+
+    trainer = train([build(reward, {"prefixes": "prompt"}, name="letters"), mine])
+    totals, lengths = (list(trainer._logs["rewards"][name]) for name in ("letters", "mine"))
+    assert totals == pytest.approx([total_of(text) for text in texts_of(trainer)], nan_ok=True)
+    assert lengths == [len(each) for each in trainer._logs["completion"]]
+
+
 def test_samples_of_one_prompt_form_a_group(reward, letters) -> None:
     (function,) = as_reward_funcs(reward, {"prefixes": "start"})
     function(prompts=["p", "q", "p"], completions=["a", "b", "c"], start=["b", "", "b"])

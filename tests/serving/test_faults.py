@@ -29,7 +29,7 @@ def one(text: str, label: str = "o") -> dict[str, Any]:
 def send(server: Any, body: bytes, length: int | None = None) -> socket.socket:
     """Send the beginning of a request to /score on a connection of its own."""
     connection = socket.create_connection(server.address, timeout=60)
-    head = "POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {length or len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection

@@ -117,6 +117,7 @@ def total(i: int) -> float:
     return float(letters_reward()(["soup" * (i + 1)], labels="o").total[0])
 
 
+RECIPE_OF = "class_path: ctrlreward.Reward\ninit_args: {components: {x: %s}}"
 UNDER_A_KEY = "reward: {class_path: fakes.letters_reward}\n"
 
 
@@ -160,12 +161,23 @@ def test_components_as_a_reader_of_the_page_writes_them(
     assert build_reward(path).weights == expected.weights
 
 
-@pytest.mark.parametrize("given", ["%s", "{scorer: %s}", "{scorer: %s, pointwise: true}"])
-def test_a_component_is_the_import_path_of_a_function(
-    written: Callable[[str], Path], given: str
+@pytest.mark.parametrize("options", ["", ", pointwise: true, weight: 1.0"])
+def test_a_component_is_a_function_by_its_import_path(
+    written: Callable[[str], Path], options: str
 ) -> None:
-    path = written("components:\n  length: " + given % "fakes.lengths")
+    path = written("components:\n  length: {function: fakes.lengths%s}" % options)
     assert build_reward(path)(["soup", "foo"]).total.tolist() == [4, 3]
+
+
+@pytest.mark.parametrize("component", ["%s", "{scorer: %s}", "{class_path: %s}", "[%s, 1.0]"])
+@pytest.mark.parametrize("function", ["subprocess.call", "fakes.lengths", "os.getcwd"])
+def test_a_scorer_is_a_class_of_scorers(
+    written: Callable[[str], Path], component: str, function: str
+) -> None:
+    for block in ("components: {x: %s}", RECIPE_OF):
+        path = written(block % (component % function))
+        with pytest.raises(ValueError, match="components.x"):
+            build_reward(path)
 
 
 def test_conditions_and_scales_in_the_short_form(written: Callable[[str], Path]) -> None:
@@ -346,7 +358,9 @@ def test_a_token_and_other_machines(
         return
     main(["serve", str(bare), *options])
     metrics = {"type": "http", "method": "GET", "path": "/metrics", "headers": []}
-    assert status_of(served[0], metrics) == (200 if way == "none" else 401)
+    for given, status in {b"127.0.0.1:8700": 200, b"evil.example": 400}.items():
+        metrics["headers"] = [(b"host", given)]
+        assert status_of(served[0], metrics) == (status if way == "none" else 401)
 
 
 @pytest.mark.parametrize("token", ["t\u00f6k", "a b", "a\nb", "a\x00b"])
