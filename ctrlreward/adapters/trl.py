@@ -53,6 +53,7 @@ class RewardFuncs(list[Any]):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
         return self[0](*args, **kwargs)
 
     @property
@@ -70,6 +71,7 @@ class AsyncRewardFuncs(RewardFuncs):
     """The same as a coroutine function."""
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
         return await self[0](*args, **kwargs)
 
 

@@ -7,7 +7,6 @@ once.
 from __future__ import annotations
 
 import os
-import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,35 +18,13 @@ from ctrlreward.files import ShallowLoader
 
 # Mappings whose options a file may set in part; other mappings are values.
 _GROUPS = (
-    *("model", "data", "trainer", "reward", "init_args"),
+    *("model", "data", "trainer", "reward", "init_args", "values"),
     *("objective", "generation", "optimizer", "lora"),
 )
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
-_PLACE = "${trainer.default_root_dir}"
 
 # Keys of a component in the short form; others are options of its scorer.
 COMPONENT_KEYS = ("scorer", "score", "weight", "options")
-
-
-class _Loader(ShallowLoader):
-    """Loader that keeps the names of anchors, and replaces the values of some."""
-
-    def __init__(self, text: str, replaced: Mapping[str, Any]) -> None:
-        super().__init__(text)
-        self.replaced = replaced
-        self.names: list[str] = []
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Return the next node: the file's, or the one that replaces it."""
-        name = None if self.check_event(yaml.AliasEvent) else self.peek_event().anchor
-        node: Any = super().compose_node(parent, index)
-        if name is None:
-            return node
-        self.names.append(name)
-        if name in self.replaced:
-            node = yaml.compose(yaml.safe_dump(self.replaced[name]), yaml.SafeLoader)
-            self.anchors[name] = node
-        return node
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -57,18 +34,57 @@ def read_config(path: str | Path) -> dict[str, Any]:
         OSError: The file does not exist.
         ValueError: It is not a mapping of YAML, or has another key next to a `class_path`.
     """
-    return _read(Path(path), {})[0]
+    path = Path(path)
+    if not path.is_file():
+        raise OSError(f"No such file: {path}")
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), ShallowLoader)
+        classes = [block for block in _mappings(content) if "class_path" in block]
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply, or contains itself by an alias") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a YAML mapping")
+    for block in classes:  # with another key, the parser would ignore the class
+        if others := block.keys() - _OF_CLASSES:
+            raise ValueError(f"{path}: {min(others)} is not a key next to class_path")
+    return content
 
 
-def read_job(path: str | Path) -> dict[str, Any]:
+def read_job(path: str | Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the content of a YAML file, merged with the files that it extends.
 
-    `extends: yelp.yaml` names a file in the same folder. `replace`, a mapping of strings, replaces
-    each in all values of the extended files. `anchors` replaces the values that they mark:
-    `anchors: {labels: [past, present]}` replaces `labels: &labels [negative]` and each `*labels`.
-    A `config` that is a file in the folder of the file that names it leads there.
+    `extends: yelp.yaml` names a file in the same folder. A `config` that is a file in the folder of
+    the file that names it leads there. `above` are the files that extend this one.
     """
-    return _read_merged(Path(path), {}, str, ())[0]
+    path = Path(path)
+    content = _with_configs(read_config(path), path.parent)
+    base = content.pop("extends", None)
+    if base is None:
+        return content
+    file = path.parent / str(base)
+    if path.resolve() in above:
+        raise ValueError(f"{path} extends itself")
+    if not file.is_file():
+        raise ValueError(f"{path} extends {file}, which does not exist")
+    return _merged(read_job(file, (*above, path.resolve())), content)
+
+
+def resolved(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return content with `${values.labels}` and the like filled in, by omegaconf.
+
+    Raises:
+        ValueError: One of them names what is not there.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        filled: Any = OmegaConf.to_container(OmegaConf.create(dict(content)), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ValueError(str(error).partition("\n")[0]) from None
+    return filled
 
 
 def with_extended(arguments: Sequence[str]) -> list[str]:
@@ -96,7 +112,7 @@ def read_reward(path: Path) -> dict[str, Any]:
 
     A training job's block is the reward of its model, or of the files that it extends.
     """
-    content = read_job(path)
+    content = resolved(read_job(path))
     # A recipe's own class_path is its model.
     for keys in ((), ("reward",), ("model", "init_args", "reward")):
         block: Any = content
@@ -130,76 +146,6 @@ def strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list | dict):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from strings(inner)
-
-
-def fill_in_run_folder(config: Any, folder: str) -> Any:
-    """Return a copy with `${trainer.default_root_dir}` filled in: one option moves a whole run."""
-
-    def filled_in(text: str) -> str:
-        filled = text.replace(_PLACE, folder)
-        if "${" in filled:
-            raise ValueError(f"{text!r} names another value: only {_PLACE} is known")
-        return filled
-
-    return with_strings(config, filled_in)
-
-
-def _read(path: Path, anchors: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a file's content with values for some anchors, and the names of all."""
-    if not path.is_file():
-        raise OSError(f"No such file: {path}")
-    try:
-        loader = _Loader(path.read_text(encoding="utf-8"), anchors)
-        content = loader.get_single_data()
-        classes = [block for block in _mappings(content) if "class_path" in block]
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply, or contains itself by an alias") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a YAML mapping")
-    for block in classes:  # with another key, the parser would ignore the class
-        if others := block.keys() - _OF_CLASSES:
-            raise ValueError(f"{path}: {min(others)} is not a key next to class_path")
-    return content, loader.names
-
-
-def _read_merged(
-    path: Path, anchors: Mapping[str, Any], changed: Callable[[str], str], above: tuple[Path, ...]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return a file merged with what it extends, and the names of its anchors.
-
-    `anchors` and `changed` are the values and strings that the files `above` replace.
-    """
-    if path.resolve() in above:
-        raise ValueError(f"{path} extends itself")
-    content, names = _read(path, anchors)
-    base, replaced, own = (content.pop(key, None) for key in ("extends", "replace", "anchors"))
-    content = _with_configs(with_strings(content, changed), path.parent)
-    if base is None:
-        if replaced or own:
-            raise ValueError(f"{path}: replace and anchors need extends, whose values they replace")
-        return content, names
-    for key, given in (("replace", replaced), ("anchors", own)):
-        if not isinstance(given, dict | None):
-            raise ValueError(f"{path}: {key} must be a mapping")
-    file = path.parent / str(base)
-    if not file.is_file():
-        raise ValueError(f"{path} extends {file}, which does not exist")
-    own = _with_configs(own or {}, path.parent)
-    pattern = re.compile("|".join(map(re.escape, replaced or ())) or "(?!)")  # never matches
-
-    def change(text: str) -> str:
-        return changed(pattern.sub(lambda found: replaced[found[0]], text))
-
-    below, known = _read_merged(file, {**own, **anchors}, change, (*above, path.resolve()))
-    for name in own:
-        if name not in known:
-            raise ValueError(
-                f"{path}: {name} is not an anchor of {file}, which has "
-                f"{', '.join(dict.fromkeys(known)) or 'none'}"
-            )
-    return _merged(below, content), [*known, *names]
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

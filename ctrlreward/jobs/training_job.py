@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -24,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.callbacks.base_callback import advice
-from ctrlreward.command_line.config_files import fill_in_run_folder, with_extended
+from ctrlreward.command_line.config_files import with_extended
 from ctrlreward.command_line.parser import ExampleFormatter
 from ctrlreward.command_line.terminal import (
     ABOUT_BITSANDBYTES,
@@ -86,18 +87,19 @@ class TrainCLI(LightningCLI):
     """Lightning's command line for `Trainer.fit`, with model, data and callbacks by class path."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add `--ckpt_path` and `--smoke`."""
+        """Add `--values`, `--ckpt_path` and `--smoke`."""
+        help_ = "values that others name: ${values.labels} of --values.labels"
+        parser.add_argument("--values", type=dict[str, Any], default={}, help=help_)
         help_ = "checkpoint to resume from; 'last' is the last one of this run"
         parser.add_argument("--ckpt_path", type=str | None, default=None, help=help_)
         help_ = "try all parts in two steps with a few texts, in a temporary folder"
         parser.add_argument("--smoke", action="store_true", help=help_)
 
     def before_instantiate_classes(self) -> None:
-        """Fill in the run's folder, and raise before building anything if a logger is missing."""
+        """Shrink a smoke run, and raise before building anything if a logger is missing."""
+        del self.config["values"]  # which are filled in
         if self.config.smoke:
             self.config = shrink(self.config)
-        folder = str(self.config.trainer.default_root_dir or ".")
-        self.config = fill_in_run_folder(self.config, folder)
         if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
             import_extra("wandb", "WandbLogger")
 
@@ -120,7 +122,7 @@ def build(arguments: Sequence[str]) -> TrainCLI:
             "description": _DESCRIPTION,
             "epilog": examples_epilog([f"{_COMMAND} {EXAMPLE} --trainer.max_steps=10"]),
             "formatter_class": ExampleFormatter,
-            "parser_mode": "yaml",
+            "parser_mode": "omegaconf+",
         },
     )
 
@@ -230,7 +232,7 @@ def _user_errors() -> Iterator[None]:
     with user_errors():
         try:
             yield
-        except MisconfigurationException as error:
+        except (MisconfigurationException, OmegaConfBaseException) as error:
             raise ValueError(str(error)) from None
 
 

@@ -205,7 +205,9 @@ async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail, path = error.detail, request.url.path
     if error.status_code in (404, 405):
-        routes = [f"{m.upper()} {p}" for p, ms in request.app.openapi()["paths"].items() for m in ms]
+        routes = [
+            f"{m.upper()} {p}" for p, ms in request.app.openapi()["paths"].items() for m in ms
+        ]
         detail = f"there is no {request.method} {path}, only {', '.join(routes)}"
         if path == "/get_reward" and error.status_code == 404:
             detail += "; with --get_reward.failed_score=-1.0 'ctrlreward serve' adds it"

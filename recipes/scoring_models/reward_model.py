@@ -22,7 +22,7 @@ from typing import Any
 
 from transformers import set_seed
 
-from ctrlreward.command_line.config_files import read_job
+from ctrlreward.command_line.config_files import read_job, resolved
 from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.completion import generate
 from ctrlreward.extras import import_extra
@@ -102,7 +102,7 @@ def words(completions: Sequence[str]) -> list[int]:
 def write_rated_pairs(folder: Path, ours: RewardModelArguments, half: int, seed: int) -> str:
     """Write completions of every other prompt and the teacher's pairs, return the base model."""
     file = Path(ours.recipe) if Path(ours.recipe).is_file() else recipe_file(ours.recipe)
-    recipe = read_job(file)
+    recipe = resolved(read_job(file))
     policy, data = recipe["model"]["init_args"], recipe["data"]["init_args"]
     prompts = build_prompts(data["prefixes"], data["labels"], data["template"])
     rows = range(half, min(len(prompts), 8) if ours.smoke else len(prompts), 2)

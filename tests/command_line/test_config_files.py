@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import pytorch_lightning as pl
 import yaml
 
 from ctrlreward.command_line.config_files import (
-    fill_in_run_folder,
     read_config,
     read_job,
+    resolved,
     with_extended,
 )
 from ctrlreward.jobs.training_job import build
@@ -56,44 +55,34 @@ def test_a_file_is_extended_through_several(tmp_path: Path) -> None:
     assert with_extended(["-c", str(tmp_path / "a.yaml")]) == ["--config", str(tmp_path / "a.yaml")]
 
 
-def test_replacements_are_of_the_extended_files_alone(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("model: &same [runs/a, x/a.txt, 1]\ndata: *same\nb: runs/ab")
-    (tmp_path / "b.yaml").write_text("extends: a.yaml\nreplace: {runs/a: runs/ab, b: c}\nc: runs/a")
-    replaced = {"model": ["runs/ab", "x/a.txt", 1], "data": ["runs/ab", "x/a.txt", 1]}
-    assert read_job(tmp_path / "b.yaml") == {**replaced, "b": "runs/abc", "c": "runs/a"}
-    (tmp_path / "c.yaml").write_text("extends: b.yaml\nreplace: {runs/ab: d}")
-    assert read_job(tmp_path / "c.yaml")["model"] == ["d", "x/a.txt", 1]
+def test_a_file_can_not_extend_itself(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("extends: b.yaml")
     with pytest.raises(ValueError, match="extends"):
         read_job(tmp_path / "b.yaml")
 
 
-ANCHORED = """
-model: &model {labels: &labels [negative, positive], template: &template "{label}: {prefix}"}
-data: {labels: *labels, template: *template, more: [*labels]}
+VALUES = """
+values: {labels: [negative, positive], judges: {a: 1, b: 2}}
+model: {init_args: {labels: "${values.labels}", generation: {top_p: 1, count: 2}}}
+trainer: {x: 0, callbacks: [1], judges: "${values.judges}", root: "${model.init_args.labels}"}
 """
 
 
-def test_anchors_replace_values_wherever_they_are_named(tmp_path: Path) -> None:
-    """Through several files, of which the one on top has the last word."""
-    (tmp_path / "a.yaml").write_text(ANCHORED)
-    middle = {"extends": "a.yaml", "anchors": {"labels": ["past", "future"], "template": "x"}}
-    (tmp_path / "b.yaml").write_text(yaml.safe_dump(middle))
-    top = {"extends": "b.yaml", "anchors": {"labels": {"tense": ["past"]}}, "trainer": {"x": 1}}
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(top))
+def test_values_are_those_of_the_file_on_top(tmp_path: Path) -> None:
+    """Groups are merged, a value is replaced as a whole, and what names it follows."""
+    (tmp_path / "a.yaml").write_text(VALUES)
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\nvalues: {judges: {c: 3}}")
+    top = "extends: b.yaml\nvalues: {labels: {tense: [past]}}\nmodel: {init_args: {generation: {count: 3}}}"
+    (tmp_path / "c.yaml").write_text(f"{top}\ntrainer: {{callbacks+: [2]}}")
     labels = {"tense": ["past"]}
-    both = {"labels": labels, "template": "x"}
-    merged = {"model": both, "data": {**both, "more": [labels]}, "trainer": {"x": 1}}
-    assert read_job(tmp_path / "c.yaml") == merged
-
-
-def test_only_the_runs_folder_can_be_named() -> None:
-    config = Namespace(a=["x/${trainer.default_root_dir}/y", 1], b={"c": "plain"})
-    assert fill_in_run_folder(config, "runs/z") == Namespace(a=["x/runs/z/y", 1], b={"c": "plain"})
-    with pytest.raises(
-        ValueError, match=r"trainer.root.* names another value: only .*default_root"
-    ):
-        fill_in_run_folder({"a": "${trainer.root}"}, "runs")
+    assert resolved(read_job(tmp_path / "c.yaml")) == {
+        "values": {"labels": labels, "judges": {"c": 3}},
+        "model": {"init_args": {"labels": labels, "generation": {"top_p": 1, "count": 3}}},
+        "trainer": {"x": 0, "callbacks": [1, 2], "judges": {"c": 3}, "root": labels},
+    }
+    (tmp_path / "d.yaml").write_text("extends: a.yaml\nmodel: {x: '${values.lables}'}")
+    with pytest.raises(ValueError, match="lables"):
+        resolved(read_job(tmp_path / "d.yaml"))
 
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -163,22 +152,23 @@ def test_a_key_next_to_class_path_is_refused(tmp_path: Path) -> None:
 def test_a_config_is_relative_to_the_file_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an anchor of another file as well, as seen from the current folder; else as given."""
+    """In a value of another file as well, as seen from the current folder; else as given."""
     shipped, own = tmp_path / "shipped", tmp_path / "own"
     shipped.mkdir()
     own.mkdir()
     for file in (shipped / "judge.yaml", own / "mine.yaml"):
         file.write_text("seed_everything: 0\n")
     (shipped / "base.yaml").write_text(
-        "data:\n  models:\n  - {folder: a, config: judge.yaml}\n  - &other {config: none.yaml}\n"
+        "values: {other: {config: none.yaml}}\n"
+        "data:\n  models:\n  - {folder: a, config: judge.yaml}\n  - {config: '${values.other.config}'}\n"
     )
     job = own / "job.yaml"
-    job.write_text("extends: ../shipped/base.yaml\nanchors: {other: {config: mine.yaml}}\n")
+    job.write_text("extends: ../shipped/base.yaml\nvalues: {other: {config: mine.yaml}}\n")
     for folder, prefix in ((tmp_path, ""), (own, "../")):
         monkeypatch.chdir(folder)
         judge, other = (
-            model["config"] for model in read_job(os.path.relpath(job))["data"]["models"]
+            model["config"] for model in resolved(read_job(os.path.relpath(job)))["data"]["models"]
         )
         assert judge == f"{prefix}shipped/judge.yaml"
         assert other == ("own/mine.yaml" if folder == tmp_path else "mine.yaml")
-    assert read_job(shipped / "base.yaml")["data"]["models"][1] == {"config": "none.yaml"}
+    assert resolved(read_job(shipped / "base.yaml"))["values"]["other"] == {"config": "none.yaml"}

@@ -12,7 +12,13 @@ import yaml
 from thinned import every
 
 from ctrlreward.cli import main
-from ctrlreward.command_line.config_files import read_config, read_job, read_reward, strings
+from ctrlreward.command_line.config_files import (
+    read_config,
+    read_job,
+    read_reward,
+    resolved,
+    strings,
+)
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.recipes import recipe_files, recipe_text
 from ctrlreward.jobs.training_job import TrainCLI, build
@@ -28,7 +34,7 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> None:
 EXTENDING = [name for name, file in recipe_files().items() if "\nextends: " in file.read_text()]
 
 
-# Among them a list that is appended to, a mapping that is replaced, a group, strings, anchors.
+# Among them a list that is appended to, a mapping that is replaced, a group, values.
 @pytest.mark.parametrize("name", every(4, EXTENDING))
 def test_the_merged_file_is_the_same_job(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -38,14 +44,15 @@ def test_the_merged_file_is_the_same_job(
     merged = tmp_path / "merged.yaml"
     merged.write_text(recipe_text(name, resolve=True))
     content = read_config(merged)
-    assert content.keys() <= {"seed_everything", "model", "data", "trainer"}
+    assert content.keys() <= {"seed_everything", "model", "data", "trainer", "values"}
     first, second = (build([str(path)]) for path in (recipe_files()[name], merged))
     dumps = [
         yaml.safe_load(cli.parser.dump(cli.config, skip_validation=True)) for cli in (first, second)
     ]
     assert dumps[0] == dumps[1]
     if "reward" in content["model"]["init_args"]:
-        assert read_reward(recipe_files()[name]) == content["model"]["init_args"]["reward"]
+        reward = resolved(content)["model"]["init_args"]["reward"]
+        assert read_reward(recipe_files()[name]) == reward
 
 
 @pytest.mark.parametrize("name", recipe_files())
