@@ -68,12 +68,19 @@ trainer: {x: 0, callbacks: [1], judges: "${values.judges}", root: "${model.init_
 """
 
 
+TOP = """
+extends: b.yaml
+values: {labels: {tense: [past]}}
+model: {init_args: {generation: {count: 3}}}
+trainer: {callbacks+: [2]}
+"""
+
+
 def test_values_are_those_of_the_file_on_top(tmp_path: Path) -> None:
     """Groups are merged, a value is replaced as a whole, and what names it follows."""
     (tmp_path / "a.yaml").write_text(VALUES)
     (tmp_path / "b.yaml").write_text("extends: a.yaml\nvalues: {judges: {c: 3}}")
-    top = "extends: b.yaml\nvalues: {labels: {tense: [past]}}\nmodel: {init_args: {generation: {count: 3}}}"
-    (tmp_path / "c.yaml").write_text(f"{top}\ntrainer: {{callbacks+: [2]}}")
+    (tmp_path / "c.yaml").write_text(TOP)
     labels = {"tense": ["past"]}
     assert resolved(read_job(tmp_path / "c.yaml")) == {
         "values": {"labels": labels, "judges": {"c": 3}},
@@ -160,7 +167,8 @@ def test_a_config_is_relative_to_the_file_that_names_it(
         file.write_text("seed_everything: 0\n")
     (shipped / "base.yaml").write_text(
         "values: {other: {config: none.yaml}}\n"
-        "data:\n  models:\n  - {folder: a, config: judge.yaml}\n  - {config: '${values.other.config}'}\n"
+        "data:\n  models:\n  - {folder: a, config: judge.yaml}\n"
+        "  - {config: '${values.other.config}'}\n"
     )
     job = own / "job.yaml"
     job.write_text("extends: ../shipped/base.yaml\nvalues: {other: {config: mine.yaml}}\n")
