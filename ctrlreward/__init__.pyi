@@ -23,6 +23,7 @@ from .reward import RewardBatch as RewardBatch
 from .reward import fit_scales as fit_scales
 from .samples import Samples as Samples
 from .samples import as_samples as as_samples
+from .samples import attribute_label as attribute_label
 from .scorers import Accuracy as Accuracy
 from .scorers import Alignment as Alignment
 from .scorers import AttributeClassifier as AttributeClassifier
@@ -46,7 +47,6 @@ from .scorers import ScoreSpec as ScoreSpec
 from .scorers import Similarity as Similarity
 from .scorers import Task as Task
 from .scorers import TransferQuality as TransferQuality
-from .scorers import attribute_label as attribute_label
 from .serving.remote_reward import RemoteReward as RemoteReward
 
 __version__: str

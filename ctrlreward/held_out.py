@@ -6,13 +6,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.arguments import inner_path, positive
-from ctrlreward.completion import Generator, generate_across_ranks
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import PromptScores, jackknife_values
 from ctrlreward.ranks import on_rank_zero
@@ -20,6 +19,9 @@ from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 from ctrlreward.scorers.records import write_scored_samples
+
+if TYPE_CHECKING:
+    from ctrlreward.completion import Generator
 
 FAIL_RATE = "fail_rate"
 TABLE = "samples"
@@ -145,6 +147,8 @@ class HeldOutScorer:
             generator: A function from prompts to completions without the prompt, or a
                 `TextGenerator` or `SampleGenerator`. Put the model in eval mode first.
         """
+        from ctrlreward.completion import generate_across_ranks
+
         samples = generate_across_ranks(
             generator, self.prompts, self.generations_per_prompt, self.seed
         )

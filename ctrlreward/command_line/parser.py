@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
-import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
+from ctrlreward import scorers
 from ctrlreward.command_line.terminal import examples_epilog
 from ctrlreward.files import ShallowLoader
 
@@ -31,6 +31,12 @@ def _load_checked(text: str) -> Any:
 
 
 set_loader("yaml", _load_checked, (yaml.YAMLError,))
+
+
+def import_scorers() -> None:
+    """Import all scorers, which the parser takes by their short names from then on."""
+    for name in scorers.__all__:
+        getattr(scorers, name)
 
 
 class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):

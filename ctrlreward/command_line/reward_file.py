@@ -13,7 +13,7 @@ from jsonargparse import ArgumentError
 
 from ctrlreward.aggregates import Aggregate
 from ctrlreward.command_line.config_files import COMPONENT_KEYS, read_reward
-from ctrlreward.command_line.parser import CommandParser
+from ctrlreward.command_line.parser import CommandParser, import_scorers
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Component, Scorer
 
@@ -85,6 +85,7 @@ def reward_of(block: Mapping[str, Any], device: str | None = None) -> AnyReward:
 
 def _parsed(name: str, kind: type, value: object) -> Any:
     """Return the object of a class and its arguments."""
+    import_scorers()
     parser = CommandParser(exit_on_error=False)
     parser.add_argument(f"--{name}", type=kind, required=True)
     try:

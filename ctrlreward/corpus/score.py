@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.command_line.parser import command_parser
+from ctrlreward.command_line.parser import command_parser, import_scorers
 from ctrlreward.command_line.terminal import (
     direction_arrow,
     number_table,
@@ -63,6 +63,7 @@ _NOT_IDENTITY = ("device", "batch_tokens")
 
 def run(arguments: list[str]) -> None:
     """Score a file, or resume an interrupted run."""
+    import_scorers()
     parser = command_parser("ctrlreward score", _USAGE, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("--config", action="config", help="YAML file with options")
     parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})

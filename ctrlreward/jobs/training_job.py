@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.callbacks.base_callback import advice
 from ctrlreward.command_line.config_files import with_extended
-from ctrlreward.command_line.parser import ExampleFormatter
+from ctrlreward.command_line.parser import ExampleFormatter, import_scorers
 from ctrlreward.command_line.terminal import (
     ABOUT_BITSANDBYTES,
     examples_epilog,
@@ -106,6 +106,7 @@ class TrainCLI(LightningCLI):
 
 def build(arguments: Sequence[str]) -> TrainCLI:
     """Build trainer, model and data from the arguments of `ctrlreward train` without training."""
+    import_scorers()
     if not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]
     return TrainCLI(

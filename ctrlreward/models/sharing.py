@@ -8,8 +8,6 @@ from threading import Lock, RLock
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-import torch
-
 Model = TypeVar("Model")
 
 _models: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
@@ -36,6 +34,8 @@ def locked(model: object) -> Iterator[None]:
 
     The thread that holds it may enter again. Lightning computes rewards under training's autocast.
     """
+    import torch
+
     with _locks_lock:
         lock = _locks.setdefault(id(model), RLock())
     device = torch.accelerator.current_accelerator(check_available=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ctrlreward.arguments import Mode, kind_of
 from ctrlreward.failures import Failures, ItemError
@@ -451,7 +451,8 @@ def checked_scores(
         column: Any = found.scores[name]
         if isinstance(column, Iterator):
             column = list(column)
-        if isinstance(column, torch.Tensor):
+        torch = sys.modules.get("torch")  # without it, nothing is a tensor
+        if torch is not None and isinstance(column, torch.Tensor):
             column = column.detach().double().cpu().numpy()
         try:
             array = np.asarray(column)

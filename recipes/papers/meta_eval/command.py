@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrlreward.arguments import one_of
-from ctrlreward.command_line.parser import command_parser
+from ctrlreward.command_line.parser import command_parser, import_scorers
 from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.command_line.typed_options import gather_words
 from ctrlreward.preferences.accuracy import preferences
@@ -39,6 +39,7 @@ _LISTS = {"--ratings", "--scorers", "--names", "--metrics", "--systems", "--base
 
 def run(arguments: list[str]) -> None:
     """Score a rated file, and report the correlations of scores and ratings."""
+    import_scorers()
     functions: Sequence[Callable[..., None]] = (ctrleval, ctc, li2018, rated, preferences, raters)
     evaluations = {function.__name__: function for function in functions}
     purposes = {name: str(e.__doc__).splitlines()[0] for name, e in evaluations.items()}
