@@ -6,10 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
-
-from ctrlreward.models.accelerators import on_this_device
-
 Result = TypeVar("Result")
 
 
@@ -49,6 +45,10 @@ class Worker:
 
     def submit(self, call: Callable[..., Result], *arguments: object) -> Future[Result]:
         """Queue a call; the future holds its result or exception."""
+        import torch
+
+        from ctrlreward.models.accelerators import on_this_device
+
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, self.name)
         # Gradients and the current device are per-thread settings.

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from ctrlreward.aggregates import AGGREGATES, Aggregate, Weighted
 from ctrlreward.arguments import one_of
 from ctrlreward.functional.aggregates import counted_where
-from ctrlreward.models.accelerators import scoring_stream
 from ctrlreward.placement import Worker
 from ctrlreward.samples import Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import LARGEST, Component, Scorer, Scores, score
@@ -253,6 +252,8 @@ class Reward(AnyReward):
 
     def _score(self, samples: Samples) -> RewardBatch:
         started = time.perf_counter()
+        from ctrlreward.models.accelerators import scoring_stream  # with torch
+
         found = scoring_stream(self.device)(score)(self.components, samples)
         batch = self.combine(found.warned(), time.perf_counter() - started)
         return replace(batch, reasons=found.reasons)

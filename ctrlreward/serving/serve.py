@@ -87,8 +87,6 @@ def serve(
         replicas: Copies of the reward, each with its own queue and models. More than one needs Ray.
         ray: Cluster, resources of a replica, and its number of requests.
     """
-    from ctrlreward.serving.application import served_app
-
     if replicas < 1 or (engine == "process" and replicas > 1):
         raise ValueError(f"replicas must be 1, or more with --engine ray, got {replicas}")
     if grace < 1:
@@ -109,6 +107,8 @@ def serve(
         "get_reward": get_reward,
     }
     block = read_reward(reward)
+    from ctrlreward.serving.application import served_app  # with torch: after all checks
+
     app = served_app(block, device, **options)
     if engine == "process":
         loaded = _serve(app, listen(host, port), grace, waiting)
