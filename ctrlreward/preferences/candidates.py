@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ctrlreward.arguments import not_negative, positive
-from ctrlreward.completion import Generator, generate
 from ctrlreward.files import json_line, whole_file
 from ctrlreward.reward import RewardLike, as_reward
 from ctrlreward.samples import (
@@ -21,6 +20,9 @@ from ctrlreward.samples import (
     shortened,
 )
 from ctrlreward.scorers.base import Scores
+
+if TYPE_CHECKING:
+    from ctrlreward.completion import Generator
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,8 @@ def best_of_n(
         >>> best_of_n(brevity, ["The soup", "The view"], model, n=2).samples.texts
         ('The soup was', 'The view was g')
     """
+    from ctrlreward.completion import generate  # with torch
+
     positive("n", n)
     given = as_samples(samples, **columns)
     candidates = given if model is None else generate(model, given, n, seed)
