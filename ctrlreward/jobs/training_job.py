@@ -88,8 +88,8 @@ class TrainCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `--values`, `--ckpt_path` and `--smoke`."""
-        help_ = "values that others name: ${values.labels} of --values.labels"
-        parser.add_argument("--values", type=dict[str, Any], default={}, help=help_)
+        help_ = "values that others name, each as YAML: ${values.labels} of --values.labels"
+        parser.add_argument("--values", type=dict, default={}, help=help_)
         help_ = "checkpoint to resume from; 'last' is the last one of this run"
         parser.add_argument("--ckpt_path", type=str | None, default=None, help=help_)
         help_ = "try all parts in two steps with a few texts, in a temporary folder"

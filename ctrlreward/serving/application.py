@@ -220,9 +220,11 @@ async def _invalid(request: Request, error: Exception) -> Response:
     errors = error.errors()[:100]  # each sample may have the same
     if "json" not in request.headers.get("content-type", ""):
         return _json({"detail": "the body must be JSON with Content-Type: application/json"}, 415)
-    if errors[0]["type"] == "json_invalid" or errors[0]["loc"] == ("body",):
-        return _json({"detail": "the body is not a JSON object"}, 400)
-    if errors[0]["loc"] == ("body", "samples") and errors[0]["type"] == "missing":
+    loc, kind = errors[0]["loc"], errors[0]["type"]
+    if kind == "json_invalid" or (loc, kind) == (("body",), "missing"):
+        return _json({"detail": "the body is not JSON"}, 400)
+    of_score = request.url.path == "/score"
+    if of_score and (loc == ("body",) or (loc, kind) == (("body", "samples"), "missing")):
         body = '{"samples": [{"text": "..."}]}'
         return _json({"detail": f"the body must have a list of samples, as {body}"}, 422)
     detail = [{key: item[key] for key in ("loc", "msg", "type")} for item in errors]
