@@ -27,6 +27,7 @@ from ctrlreward.callbacks import (
     RewardEarlyStopping,
 )
 from ctrlreward.cli import main
+from ctrlreward.command_line.config_files import read_job, resolved
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import build, run_folders
 from ctrlreward.plots import curve
@@ -123,7 +124,10 @@ def classes(options: Any) -> Iterator[dict[str, Any]]:
 
 def shrunk(file: Path, folder: Path, model: str) -> dict[str, Any]:
     """Return a configuration with another model, fewer prefixes and its own folder."""
-    options = yaml.safe_load(file.read_text().replace("runs/demo", str(folder), 1))
+    options = read_job(file)
+    options["trainer"]["default_root_dir"] = str(folder)
+    options = resolved(options)
+    del options["values"]
     for part in classes(options):
         arguments = part["init_args"]
         if "model" in arguments or ".recipes." in part["class_path"]:

@@ -32,13 +32,18 @@ _FEWER = {
 _EVERY_GM = (0.0, 0.0, 1e9, -1e9)
 
 
+def options() -> list[str]:
+    """Return the options of a smoke run, in a new temporary folder."""
+    folder = {"default_root_dir": tempfile.mkdtemp(prefix="ctrlreward-smoke-")}
+    return [f"--trainer.{key}={value}" for key, value in {**_TRAINER, **folder}.items()]
+
+
 def shrink(config: Namespace) -> Namespace:
-    """Return a parsed job as a smoke run, in a temporary folder.
+    """Return a parsed job with the sizes of a smoke run.
 
     Models that the job needs are used if they exist, and otherwise trained in smoke runs.
     """
-    name = Path(config.trainer.default_root_dir or "run").name
-    root = tempfile.mkdtemp(prefix=f"{name}-smoke-")
+    root = config.trainer.default_root_dir
     config.smoke = False  # the saved configuration is small already
     moved: dict[str, str] = {}  # folders of models, which must not replace those of a job
     for group in _groups(config):
@@ -57,8 +62,6 @@ def shrink(config: Namespace) -> Namespace:
             moved[folder] = str(Path(root, "trained", *Path(folder).parts[-2:]))
             if "config" in group and "arguments" in group:
                 group.arguments = [*group.arguments, "--smoke"]
-    for key, value in {**_TRAINER, "default_root_dir": root}.items():
-        config.trainer[key] = value
     return with_strings(config, lambda text: moved.get(text, text))
 
 

@@ -35,8 +35,8 @@ from ctrlreward.command_line.terminal import (
 )
 from ctrlreward.extras import import_extra
 from ctrlreward.files import hold, json_text, write_whole
+from ctrlreward.jobs import smoke
 from ctrlreward.jobs.recipes import EXAMPLE
-from ctrlreward.jobs.smoke import shrink
 from ctrlreward.reward import Reward
 from ctrlreward.runs.folder import LOCK
 from ctrlreward.runs.report import write_report
@@ -99,7 +99,7 @@ class TrainCLI(LightningCLI):
         """Shrink a smoke run, and raise before building anything if a logger is missing."""
         del self.config["values"]  # which are filled in
         if self.config.smoke:
-            self.config = shrink(self.config)
+            self.config = smoke.shrink(self.config)
         if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
             import_extra("wandb", "WandbLogger")
 
@@ -109,6 +109,8 @@ def build(arguments: Sequence[str]) -> TrainCLI:
     import_scorers()
     if not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]
+    if "--smoke" in arguments:
+        arguments = [*arguments, *smoke.options()]
     return TrainCLI(
         args=with_extended(arguments),
         run=False,
