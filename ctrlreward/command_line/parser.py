@@ -35,7 +35,7 @@ set_loader("yaml", _load_checked, (yaml.YAMLError,))
 
 def import_scorers() -> None:
     """Import all scorers, which the parser takes by their short names from then on."""
-    for name in scorers.__all__:
+    for name in dir(scorers):
         getattr(scorers, name)
 
 

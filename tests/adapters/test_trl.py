@@ -197,8 +197,6 @@ def test_mistakes_are_named_before_training(letters) -> None:
             as_reward_funcs(function)
     with pytest.raises(TypeError, match=r"not a number\. Several components are a list"):
         as_reward_funcs((letters["share"], letters["length"]))
-    with pytest.raises(TypeError, match="completions"):
-        Reward(letters["share"])(prompts=["p"], completions=["a"])
     (function,) = as_reward_funcs(lambda texts: [torch.tensor(1.0), torch.tensor([2.0])])
     with pytest.raises(TypeError, match="FunctionScorer"):
         function(prompts=["p", "p"], completions=["a", "b"])
