@@ -6,12 +6,15 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from terminals import in_terminal
+from tiny_models import save_judges
+from torch.nn.modules.module import register_module_forward_hook
 
-from ctrlreward import CTRLEval, Samples, Scorer, ScoreSpec, progress
+from ctrlreward import Alignment, CTRLEval, Samples, Scorer, ScoreSpec, progress
 from ctrlreward.models import batching, seq2seq
 from ctrlreward.models.batching import in_windows, run_distinct
 from ctrlreward.progress import track
@@ -130,6 +133,25 @@ def test_texts_of_an_encoder_decoder_are_counted_across_calls_of_its_output_laye
     scorer.score([f"{word} soup" for word in ("cold", "warm", "good")], labels="positive")
     assert shown == sorted(shown)
     assert len(set(shown)) > 4
+
+
+@pytest.mark.parametrize("method", ["embedding", "discriminative", "regression"])
+def test_pairs_count_when_they_are_read(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The share that is shown grows with the forward passes, within a window too."""
+    folders = save_judges(tmp_path, ("soup",))
+    names = {"discriminative": "aligner", "regression": "regression"}
+    model = {"model": folders[names[method]], "method": method} if method in names else {}
+    scorer = Alignment(aspects="groundedness", batch_tokens=16, **model)
+    scorer.load()
+    shown, at_pass = [0.0], []
+    monkeypatch.setattr(progress.Progress, "show", lambda work, done: shown.append(done))
+    texts, contexts = ([f"{start} soup {i:02}" for i in range(40)] for start in ("a", "the hot"))
+    with register_module_forward_hook(lambda *_: at_pass.append(shown[-1])):
+        scorer.score(texts, contexts=contexts)
+    assert at_pass == sorted(at_pass)
+    assert at_pass[len(at_pass) // 2] == pytest.approx(20, abs=4)
 
 
 def test_other_threads_show_nothing(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ from transformers import (
 
 from ctrlreward.arguments import one_of
 from ctrlreward.functional.alignment import best_cosines
-from ctrlreward.models.batching import run_batched, windows
+from ctrlreward.models.batching import in_windows, run_batched, windows
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.frozen import FrozenModel
@@ -34,6 +34,7 @@ from ctrlreward.models.pairs import (
 )
 from ctrlreward.models.sharing import locked
 from ctrlreward.models.tokenization import warn_unknown
+from ctrlreward.progress import track
 
 Spans = tuple[tuple[int, int], ...]
 Values = npt.NDArray[np.float64]
@@ -50,7 +51,7 @@ class Aligner(Protocol):
     """Model that aligns the tokens of texts with other texts."""
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> Iterable[TokenAlignment]:
-        """Yield the alignment of a with b for each pair (a, b), in the given order."""
+        """Return the alignment of a with b for each pair (a, b), in the given order."""
 
 
 class EmbeddingAligner:
@@ -63,8 +64,8 @@ class EmbeddingAligner:
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
 
-    def align(self, pairs: Sequence[tuple[str, str]]) -> Iterator[TokenAlignment]:
-        """Yield the cosines of each pair (a, b); each text is encoded once, long ones truncated.
+    def align(self, pairs: Sequence[tuple[str, str]]) -> list[TokenAlignment]:
+        """Return the cosines of each pair (a, b); each text is encoded once, long ones truncated.
 
         A text is freed after its last pair (`group_shared_texts`). NaN values if b does not have a
         token.
@@ -73,15 +74,19 @@ class EmbeddingAligner:
         distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
         remaining = windows(list(map(len, distinct)), self.encoder.batch_tokens)
         tokens: dict[str, tuple[Spans, npt.NDArray[np.float32]]] = {}
-        for i, pair in enumerate(pairs):
-            while not tokens.keys() >= {*pair}:
-                texts = [distinct[j] for j in next(remaining)]
-                tokens.update(zip(texts, self._tokens(texts), strict=True))
-            (spans, vectors), (_, others) = (tokens[text] for text in pair)
-            yield TokenAlignment(spans, best_cosines(vectors, others))
-            for text in {*pair}:
-                if last_pair[text] == i:
-                    del tokens[text]
+        alignments = []
+        with track("reading", sum(map(len, distinct)), "characters") as progress:
+            for i, pair in enumerate(pairs):
+                while not tokens.keys() >= {*pair}:
+                    texts = [distinct[j] for j in next(remaining)]
+                    with progress.part(sum(map(len, texts))):
+                        tokens.update(zip(texts, self._tokens(texts), strict=True))
+                (spans, vectors), (_, others) = (tokens[text] for text in pair)
+                alignments.append(TokenAlignment(spans, best_cosines(vectors, others)))
+                for text in {*pair}:
+                    if last_pair[text] == i:
+                        del tokens[text]
+        return alignments
 
     def _tokens(self, texts: list[str]) -> list[tuple[Spans, npt.NDArray[np.float32]]]:
         """Return spans and vectors of the tokens of texts, without special ones."""
@@ -179,8 +184,8 @@ class TokenAligner(FrozenModel):
         self._aligned = aligned[0]
         self._b_first = getattr(self.model.config, "aligner_b_first", False)
 
-    def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
-        """Yield the probabilities of the units of a for each pair; NaN if b has no token."""
+    def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
+        """Return the probabilities of the units of a for each pair; NaN if b has no token."""
 
         def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
             # float64 on the CPU: not every device has it.
@@ -188,8 +193,12 @@ class TokenAligner(FrozenModel):
             values = logits.softmax(dim=-1)[:, self._aligned].numpy()
             return np.split(values, np.cumsum([len(pair.places) for pair in batch])[:-1])
 
-        for pair, values in _run(self, pairs, read, self.unit, self._b_first):
-            yield TokenAlignment(pair.spans, values if pair.has_b else np.full(len(values), np.nan))
+        def aligned(_: Pair, encoded: EncodedPair, values: Values) -> TokenAlignment:
+            return TokenAlignment(
+                encoded.spans, values if encoded.has_b else np.full(len(values), np.nan)
+            )
+
+        return _align(self, pairs, read, aligned, self.unit, self._b_first)
 
 
 class RegressionAligner(FrozenModel):
@@ -212,45 +221,45 @@ class RegressionAligner(FrozenModel):
                 "must be a regression model, which has 1"
             )
 
-    def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
-        """Yield one span, the whole of a, and its value for each pair; NaN if b has no token."""
+    def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
+        """Return one span, the whole of a, and its value for each pair; NaN if b has no token."""
 
         def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
             return list(self.model(**inputs).logits.float().cpu().double().numpy())
 
+        def aligned(pair: Pair, encoded: EncodedPair, value: Values) -> TokenAlignment:
+            spans = ((0, len(pair[0])),) if encoded.places else ()
+            return TokenAlignment(spans, (value if encoded.has_b else value * np.nan)[: len(spans)])
+
         b_first = getattr(self.model.config, "aligner_b_first", False)
-        results = _run(self, pairs, read, b_first=b_first)
-        for (a, _), (pair, value) in zip(pairs, results, strict=True):
-            spans = ((0, len(a)),) if pair.places else ()
-            values = value if pair.has_b else np.full(1, np.nan)
-            yield TokenAlignment(spans, values[: len(spans)])
+        return _align(self, pairs, read, aligned, b_first=b_first)
 
 
-def _run(
+def _align(
     aligner: FrozenModel,
     pairs: Sequence[Pair],
     read: Callable[[dict[str, Tensor], list[EncodedPair]], list[Values]],
+    aligned: Callable[[Pair, EncodedPair, Values], TokenAlignment],
     unit: Unit = "piece",
     b_first: bool = False,
-) -> Iterator[tuple[EncodedPair, Values]]:
-    """Yield each encoded pair with its result of `read`, which gets the model's inputs."""
-
-    def forward(rows: list[EncodedPair], batch: list[int]) -> list[Values]:
-        chosen = [rows[i] for i in batch]
-        pad = aligner.padding_id(pair.ids for pair in chosen)
-        return read(pad_pairs(chosen, pad, aligner.model.device), chosen)
-
+) -> list[TokenAlignment]:
+    """Return what `aligned` makes of each pair and its result of `read`, by the model's inputs."""
     limit = aligner.max_tokens
-    for window in windows([len(a) + len(b) for a, b in pairs], aligner.batch_tokens):
-        chosen = [pairs[i] for i in window]
+
+    def answer(chosen: Sequence[Pair]) -> list[TokenAlignment]:
         encoded = encode_pairs(aligner.tokenizer, chosen, limit, unit, b_first)
         warn_truncated_pairs(chosen, encoded, limit)
         texts, ids = [f"{a} {b}" for a, b in chosen], [pair.ids for pair in encoded]
         warn_unknown(aligner.tokenizer, texts, ids)
-        values = run_batched(
-            [len(pair.ids) for pair in encoded],
-            aligner.batch_tokens,
-            partial(forward, encoded),
-            aligner.text_padding,
-        )
-        yield from zip(encoded, values, strict=True)
+
+        def forward(batch: list[int]) -> list[Values]:
+            rows = [encoded[i] for i in batch]
+            pad = aligner.padding_id(pair.ids for pair in rows)
+            return read(pad_pairs(rows, pad, aligner.model.device), rows)
+
+        lengths = [len(pair.ids) for pair in encoded]
+        values = run_batched(lengths, aligner.batch_tokens, forward, aligner.text_padding)
+        return [*map(aligned, chosen, encoded, values)]
+
+    sizes = [len(a) + len(b) for a, b in pairs]
+    return in_windows(pairs, sizes, answer, aligner.batch_tokens)

@@ -330,11 +330,10 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             for aligner, jobs in work.values():
                 pairs = group_shared_texts(pair for pair in jobs if all(pair))
                 empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
-                with locked(aligner):
+                with progress.part(len(jobs)), locked(aligner):
                     aligned = zip(pairs, aligner.align(pairs), strict=True)
                     for pair, alignment in chain(empty, aligned):
                         found += [self._aligned(job, pair, alignment) for job in jobs[pair]]
-                        progress.advance(1)
         return found
 
     def _aligned(self, job: _Job, pair: tuple[str, str], found: TokenAlignment) -> Aligned:
