@@ -24,10 +24,16 @@ from ctrlreward.selection import BestRule
 class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
     """Checkpoint callback that keeps the best held-out scores, and a `last.ckpt` per validation.
 
+    `RewardCheckpoint("score/quality", trainable_only=True)` writes the parameters that train, such
+    as LoRA adapters, without the frozen model around them. Resuming and testing need nothing else;
+    elsewhere, load a file with `MyModule.load_from_checkpoint(path, strict=False)`.
+
     Decides by `ctrlreward.selection.BestRule` at the end of each validation; under a distributed
     strategy by the values of rank 0. A killed run resumes from its last validation with
     `ckpt_path="last"` if both runs have the same folder: set `dirpath`, or use a logger with a
-    fixed version.
+    fixed version. If it resumes with other held-out prompts or completions, the best checkpoint so
+    far is no longer compared with, and stays on disk. `ctrlreward select` finds the folder by the
+    `checkpoints.json` in that of the log.
 
     If the module is an `AdapterExporter`, the adapter of each checkpoint is in
     `<checkpoint without .ckpt>-adapter/` and is removed with it. A local checkpoint is complete or
@@ -48,6 +54,7 @@ class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
         verbose: Log each decision.
         constraints: Logged key → smallest and largest allowed value, both inclusive, None for no
             bound.
+        trainable_only: Leave parameters without `requires_grad` out of every checkpoint.
 
     Attributes:
         best_adapter_path: Adapter folder of `best_model_path`, "" if there is none.
@@ -77,6 +84,7 @@ class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
         verbose: bool = False,
         constraints: Mapping[str, tuple[float | None, float | None]] | None = None,
         level: float = 0.05,
+        trainable_only: bool = False,
     ) -> None:
         leaf = str(monitor).rsplit("/", 1)[-1]
         super().__init__(
@@ -92,6 +100,7 @@ class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
         )
         with rule_errors(self):
             self.decide_by(BestRule(monitor, mode, save_top_k, constraints or {}, level))
+        self.trainable_only = trainable_only
         self.constraints = dict(self.rule.constraints)
         self._paths: dict[int, str] = {}
 
@@ -134,19 +143,20 @@ class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
         metrics, decision = self.judge(trainer)
         if self.verbose:
             rank_zero_info(f"{type(self).__name__} at step {step}: {decision.reason}")
-        before = dict(self._paths)
         dropped = [self._paths.pop(old) for old in decision.dropped]
         if decision.keep:
             names = self.logged_metrics(trainer)
             names[rule.monitor] = torch.tensor(metrics[rule.monitor])
             self._paths[step] = self.free_path(names, trainer, dropped[0] if dropped else None)
             self.current_score = torch.tensor(metrics[rule.monitor], dtype=torch.float64)
+        # Without those of a reference that other prompts have replaced, which stay on disk.
+        self._paths = {old: path for old, path in self._paths.items() if old in self.state.kept}
         self._set_lightning_attributes()
         # Written before another is removed, so that a killed run has all checkpoints to keep.
         saved = self._paths[step] if decision.keep else ""
         if saved:
             self.save(trainer, saved)
-        for path in set(before.values()) - set(self._paths.values()):
+        for path in set(dropped) - set(self._paths.values()):
             if self.may_remove(trainer, path, saved):
                 self.remove(trainer, path)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 
 from ctrlreward.arguments import positive
@@ -25,6 +26,7 @@ from ctrlreward.completion import (
     mismatch,
     unclear_input,
 )
+from ctrlreward.files import remove_unfinished
 from ctrlreward.held_out import (
     SCORED_STEP,
     TABLE,
@@ -44,6 +46,9 @@ from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.sharded_weights import whole_weights
 
+# Hyperparameters of a module that the length of its completions depends on.
+_LENGTHS = ("max_new_tokens", "max_completion_length")
+
 
 class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     """Generates from held-out prompts at validation, scores the texts and logs the mean scores.
@@ -62,6 +67,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     with the `step` of the weights. The texts go to `validate-step=000123.jsonl` or
     `test-step=000123.jsonl`. The module of a test needs a `test_step`, which may do nothing, and a
     test dataloader.
+
+    A run that resumes with other prompts, another `generations_per_prompt`, or another
+    `max_new_tokens` among the module's `hparams`, warns, and rules start a new reference.
 
     A scorer may share the device of training if there is only one. The other arguments are as in
     `HeldOutScorer`.
@@ -134,11 +142,19 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             "last_logged": dict(self._last_logged),
             "last_scored_step": self.last_scored_step,
             "by_prompt": {key: table.tolist() for key, table in self.by_prompt.items()},
+            "measured": self.measured,
+            "folder": str(self.folder or ""),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore them, but no scores of other prompts; remove what the killed run left."""
         self.validations = state_dict["validations"]
+        if folder := state_dict.get("folder"):
+            on_rank_zero(lambda: remove_unfinished(Path(folder), "step=*"))
+        changed = self.changed_since(state_dict.get("measured", {}))
+        if changed and state_dict["last_scored_step"] >= 0:
+            rank_zero_warn(changed)
+            return
         self._validated_step = state_dict.get("validated_step", -1)
         self._last_logged = dict(state_dict.get("last_logged", {}))
         self.last_scored_step = state_dict["last_scored_step"]
@@ -168,8 +184,12 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         check_columns(self.components, self.prompts)
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._repeats = 1 if self._trial else self.generations_per_prompt
+        hparams = pl_module.hparams
+        self.settings = {key: hparams[key] for key in _LENGTHS if key in hparams}
         log_dir = Path(trainer.log_dir or trainer.default_root_dir)
-        self.folder = None if self._trial else log_dir / "samples" / self.name
+        self.folder = folder = None if self._trial else log_dir / "samples" / self.name
+        if stage == "fit" and folder is not None:
+            on_rank_zero(lambda: remove_unfinished(folder, "step=*"))
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

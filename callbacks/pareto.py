@@ -47,6 +47,7 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
         dirpath: Local folder. Defaults to the `dirpath` of `RewardCheckpoint`. Files are named by
             step and metrics: `step=000123-sim=0.873-pp=41.200.ckpt`.
         save_last: Write `last.ckpt`.
+        trainable_only: As in `RewardCheckpoint`.
 
     Attributes:
         kept: Step → values in the order of `metrics`, for the checkpoints on the front.
@@ -70,6 +71,7 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
         metrics: Mapping[str, str] | Sequence[str],
         dirpath: str | None = None,
         save_last: bool = True,
+        trainable_only: bool = False,
     ) -> None:
         given: Any = metrics  # the rule rejects a string
         if not isinstance(metrics, Mapping | str):
@@ -88,6 +90,7 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
             auto_insert_metric_name=False,
             save_on_train_epoch_end=False,
         )
+        self.trainable_only = trainable_only
         self.decide_by(rule)
 
     @property
@@ -157,7 +160,7 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
         # Written before another is removed, so that a killed run has a complete front.
         if decision.keep:
             self.save(trainer, after[step])
-        for path in set(before.values()) - set(after.values()):
+        for path in {before[old] for old in decision.dropped} - set(after.values()):
             self.remove(trainer, path)
 
     def _paths(self, state: ParetoState) -> dict[int, str]:

@@ -290,7 +290,7 @@ def scored_texts(
             f"{path} does not exist, but BeforeAfter wrote it before the first step of this run. "
             f"Resume with the {setting} of that time, or start a new run."
         )
-    texts, scores, _, told = read_scored_file(path)
+    texts, scores, _, told, _ = read_scored_file(path)
     missing = {key: each for key, each in components.items() if key not in scores}
     if missing:
         with fixed_randomness(seed):

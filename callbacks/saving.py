@@ -17,7 +17,15 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
 from ctrlreward.callbacks.monitoring import DecidingMixin, ReadingMixin, read_metrics
-from ctrlreward.files import remove_at_once, whole_folder, write_by_ranks, write_whole
+from ctrlreward.files import (
+    json_text,
+    read_json,
+    remove_at_once,
+    remove_unfinished,
+    whole_folder,
+    write_by_ranks,
+    write_whole,
+)
 from ctrlreward.lightning_package import (
     LightningModule,
     Trainer,
@@ -27,6 +35,7 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.ranks import on_rank_zero
+from ctrlreward.selection.best import CHECKPOINTS
 from ctrlreward.selection.decider import Keeps
 
 
@@ -93,6 +102,16 @@ def save_shards_whole(
         write_by_ranks(Path(path), lambda new: save(strategy, checkpoint, new, storage_options))
 
 
+def note_checkpoints(log_dir: Path, folder: str) -> None:
+    """Add a folder of checkpoints to the file next to the log, in which `select` looks for it."""
+    file = log_dir / CHECKPOINTS
+    if "://" not in folder:
+        folder = os.path.relpath(folder, log_dir)
+    folders = read_json(file)["folders"] if file.is_file() else []
+    if folder not in folders:
+        write_whole(file, json_text({"folders": [*folders, folder]}))
+
+
 @contextmanager
 def whole_files(trainer: Trainer) -> Iterator[None]:
     """Let a trainer write local checkpoints atomically inside the context."""
@@ -114,6 +133,7 @@ def whole_files(trainer: Trainer) -> Iterator[None]:
 class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
     """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`."""
 
+    trainable_only = False
     _writes_last = False
     _logged: Mapping[str, torch.Tensor] = {}  # of the checkpoint that this run resumes from
 
@@ -143,6 +163,11 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that adapters can be written."""
         super().setup(trainer, pl_module, stage)
+        if self.trainable_only:
+            if is_sharded(trainer):
+                name = type(trainer.strategy).__name__
+                self.refuse(f"trainable_only needs whole weights, which {name} splits")
+            pl_module.strict_loading = False
         if not isinstance(pl_module, AdapterExporter):
             return
         averaging = averaging_callbacks(trainer)
@@ -166,16 +191,35 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
     ) -> None:
         """Add the logged metrics, which a callback or scheduler may read as the epoch ends."""
         checkpoint["logged_metrics"] = dict(trainer.callback_metrics)
+        if self.trainable_only:
+            parameters = pl_module.named_parameters(remove_duplicate=False)
+            frozen = {name for name, each in parameters if not each.requires_grad}
+            weights = checkpoint["state_dict"].items()
+            checkpoint["state_dict"] = {k: v for k, v in weights if k not in frozen}
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep the logged metrics until Lightning has forgotten its own."""
         self._logged = checkpoint.get("logged_metrics", {})
+        trained = {name for name, each in pl_module.named_parameters() if each.requires_grad}
+        if self.trainable_only and (lost := trained - checkpoint["state_dict"].keys()):
+            self.refuse(f"the checkpoint lacks the trained {', '.join(sorted(lost)[:3])}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the metrics of the interrupted run, as old ones."""
+        """Remove what a killed run left, and show its metrics as old ones."""
         super().on_train_start(trainer, pl_module)
+        folders = {str(self.dirpath), os.path.dirname(trainer.ckpt_path or "")} - {""}
+        log_dir = Path(trainer.log_dir or trainer.default_root_dir)
+
+        def tidy() -> None:
+            for folder in (Path(each) for each in folders if "://" not in each):
+                for name in ("*.ckpt", "*-adapter"):
+                    remove_unfinished(folder, name)
+            if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+                note_checkpoints(log_dir, str(self.dirpath))
+
+        on_rank_zero(tidy)
         trainer.callback_metrics.update(self._logged)
         for each in callbacks_of(trainer, ReadingMixin):
             each._reader.start(trainer)

@@ -121,6 +121,12 @@ def _put(unfinished: Path, path: Path) -> None:
         unfinished.rename(path)
 
 
+def remove_unfinished(folder: Path, name: str) -> None:
+    """Remove the files and folders that a killed process did not finish; `name` is a pattern."""
+    for leftover in folder.glob(f".{name}.unfinished"):
+        remove(leftover)
+
+
 def parse_json(text: str | bytes, path: Path | str, first_line: int = 1) -> Any:
     """Parse one JSON value, which starts at a line of a file; a ValueError names file and line."""
     try:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,7 @@ class HeldOutScorer:
         by_prompt: Key → last scores of each prompt's completions, shape (prompts,
             generations_per_prompt), or its jackknife value for a score of the corpus, shape
             (prompts, 1).
+        settings: What else the completions depend on, such as `{"max_new_tokens": 64}`.
 
     Raises:
         TypeError: A value of `scores` is not a component or a scorer.
@@ -96,18 +97,44 @@ class HeldOutScorer:
         if len(self.samples) == 0:
             raise ValueError("samples is empty, must have at least one held-out prompt")
         self.prompts = self.samples.as_prompts()
-        self._digest = prompts_digest(self.prompts)
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.name = inner_path("name", name)
         self.seed = seed
+        self.settings: dict[str, Any] = {}
         self._repeats = generations_per_prompt  # 1 in a trial run of a callback
         self.by_prompt: dict[str, Scores] = {}
 
     @property
+    def measured(self) -> dict[str, Any]:
+        """What is measured: a digest of the prompts, their completions, and the settings."""
+        prompts = prompts_digest(self.prompts)
+        return {"prompts": prompts, "generations_per_prompt": self._repeats, **self.settings}
+
+    @property
+    def measure(self) -> str:
+        """Digest of `measured`; values of different measures are not compared."""
+        return hashlib.sha256(json.dumps(self.measured).encode()).hexdigest()[:16]
+
+    def changed_since(self, measured: Mapping[str, Any]) -> str:
+        """Return what differs from the `measured` of the run that this one resumes, "" if nothing.
+
+        Rules then start a new reference (`ctrlreward.selection.decider`).
+        """
+        now = self.measured
+        changed = [key for key in {**measured, **now} if measured.get(key) != now.get(key)]
+        if not measured or not changed:
+            return ""
+        return (
+            f"{self.name} is measured with other {', '.join(changed)} than before the resume: "
+            "later validations are compared with each other, not with earlier ones"
+        )
+
+    @property
     def evidence(self) -> dict[str, Scores]:
         """Key → last score of each prompt, shape (prompts,): the mean of its completions."""
+        measure = self.measure
         return {
-            key: PromptScores(valid_row_means(table), self._digest)
+            key: PromptScores(valid_row_means(table), measure)
             for key, table in self.by_prompt.items()
         }
 
@@ -175,10 +202,10 @@ class HeldOutScorer:
             reasons = {key: result.reasons[key] for key in self.components if key in result.reasons}
         shown = {key: scores[key] for key in self.components}
         if path is not None:
-            write_scored_samples(path, samples, shown, reasons=reasons)
+            write_scored_samples(path, samples, shown, reasons=reasons, measure=self.measure)
         corpus, jackknifed = self._figures(samples, scores)
         if path is not None and jackknifed:
-            write_scored_samples(path, samples, shown, jackknifed, reasons=reasons)
+            write_scored_samples(path, samples, shown, jackknifed, None, reasons, self.measure)
         tables = {key: row.reshape(-1, self._repeats) for key, row in shown.items()}
         failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
         tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)

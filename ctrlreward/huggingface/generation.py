@@ -33,11 +33,11 @@ from ctrlreward.completion import (
     unclear_input,
 )
 from ctrlreward.extras import import_extra
+from ctrlreward.files import remove_unfinished
 from ctrlreward.held_out import (
     TABLE,
     HeldOutScorer,
     HeldOutScores,
-    prompts_digest,
 )
 from ctrlreward.huggingface.run_state import PREFIX, RestoresItself, join_state, scorers
 from ctrlreward.models.chats import as_prompt, plain_text
@@ -140,6 +140,13 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         )
         entry["modes"] = {key: spec.mode for key, spec in self.specs.items()}
         entry["ranges"] = {key: spec.bounds for key, spec in self.specs.items()}
+        self.settings = self._generator.settings()
+        on_rank_zero(lambda: remove_unfinished(self.folder, "step=*"))
+        if changed := self.changed_since(entry.get("measured", {})):
+            entry |= {"step": -1, "by_prompt": {}, "seen": -1}
+            if state.is_world_process_zero:
+                log.warning(changed)
+        entry["measured"] = self.measured
         self.last_scored_step = entry["step"]
         self.by_prompt = {key: np.array(table) for key, table in entry["by_prompt"].items()}
         self._training = True
@@ -174,7 +181,7 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
                 self._logged = self._evaluate(step)
                 entry["step"] = self.last_scored_step = step
                 entry["by_prompt"] = {key: table.tolist() for key, table in self.by_prompt.items()}
-                entry["prompts"] = prompts_digest(self.prompts)
+                entry["measure"] = self.measure
         kwargs.get("metrics", {}).update(self._logged)
 
     def _evaluate(self, step: int) -> dict[str, float]:
@@ -253,6 +260,10 @@ def as_shown(metrics: Mapping[str, float]) -> dict[str, float]:
     return {key.replace(PREFIX, "eval/", 1): value for key, value in metrics.items()}
 
 
+# Settings of `generate` that change what is measured.
+_MEASURED = ("max_new_tokens", "max_length", "do_sample", "temperature", "top_p", "top_k")
+
+
 class TrainerGenerator:
     """A `TextGenerator` with the model in training, by `generate` or the trainer's vLLM.
 
@@ -288,6 +299,14 @@ class TrainerGenerator:
         if not self._has_vllm and self._is_zero3:
             trl = import_extra("trl", "DeepSpeed ZeRO-3")
             self._unwrap = trl.models.unwrap_model_for_generation
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that differ from those of transformers, such as the length."""
+        if self._has_vllm:
+            return {"max_completion_length": self.trainer.args.max_completion_length}
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        config, usual = self._config(model).to_dict(), GenerationConfig().to_dict()
+        return {key: config[key] for key in _MEASURED if config.get(key) != usual.get(key)}
 
     def generate(self, prompts: Samples, repeats: int, seed: int) -> Samples:
         """Return completions, as a reward function gets them; all ranks must call this."""

@@ -106,7 +106,7 @@ def read_validation(
         if scored["step"] == state.global_step:
             for key, table in scored["by_prompt"].items():
                 means = valid_row_means(np.array(table, np.float64))
-                row = PromptScores(means, scored.get("prompts", ""))
+                row = PromptScores(means, scored.get("measure", ""))
                 evidence |= {key: row, PREFIX + key: row}
         else:
             stale |= {each for key in scored["modes"] for each in (key, PREFIX + key)}

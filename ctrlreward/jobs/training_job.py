@@ -38,7 +38,6 @@ from ctrlreward.files import hold, json_text, write_whole
 from ctrlreward.jobs import smoke
 from ctrlreward.jobs.recipes import EXAMPLE
 from ctrlreward.reward import Reward
-from ctrlreward.runs.folder import LOCK
 from ctrlreward.runs.report import write_report
 from ctrlreward.serving.description import describe
 
@@ -50,6 +49,9 @@ Every key of the file is also an option; --ckpt_path last resumes the last run."
 
 # A folder with one of these has a run.
 _SIGNS = ("metrics.jsonl", "summary.json")
+# A lock file of the process that writes there. In the folder, so that it also locks for other
+# machines that mount it. The system frees it when the process ends.
+_LOCK = ".ctrlreward.lock"
 
 # Warnings at every start that a user can't act on.
 _KNOWN_WARNINGS = (
@@ -183,7 +185,7 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
     logs = [each.path.parent for each in trainer.loggers if isinstance(each, HistoryLogger)]
     with ExitStack() as held:
         for folder in dict.fromkeys([root, *logs]):
-            held.enter_context(hold(folder / LOCK, folder, f"{own}, or wait for the run's end."))
+            held.enter_context(hold(folder / _LOCK, folder, f"{own}, or wait for the run's end."))
             if not resumed and any((folder / name).exists() for name in _SIGNS):
                 raise ValueError(
                     f"{folder} has a run. {own}, delete it, or resume it by --ckpt_path last."
@@ -223,8 +225,8 @@ def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> N
             # Not before: the job may have trained models of the reward first.
             fingerprint = describe(reward)["fingerprint_id"]
             _write_provenance(trainer, {**provenance, "reward": fingerprint})
-        if write_report(folder / "report.html", [str(folder)]) is not None:
-            print(f"report: {folder / 'report.html'}", file=sys.stderr)
+        write_report(folder / "report.html", folder)
+        print(f"report: {folder / 'report.html'}", file=sys.stderr)
     except Exception as error:  # the run is saved: an error in its report must not make it fail
         print(f"no report: {type(error).__name__}: {error}", file=sys.stderr)
 

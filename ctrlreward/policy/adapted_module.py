@@ -50,6 +50,7 @@ class AdaptedModuleMixin(LightningModule):
             )
         self.base_model = str(model)
         self.generation = generation
+        self.hparams["max_completion_length"] = generation.max_completion_length
         self.optimizer = optimizer
         self.lora = lora
         # A checkpoint has the adapter only; the base weights are loaded from `model`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,25 +21,14 @@ from ctrlreward.files import read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.held_out import FAIL_RATE, prompts_digest
-from ctrlreward.runs.logs import Log, NoLog, read_log
-from ctrlreward.runs.stored_texts import (
-    READ_TEXTS,
-    FoundTexts,
-    StoredTexts,
-    TextSource,
-    note_of,
-    read_texts,
-    shared_prompts,
-)
+from ctrlreward.runs.logs import Log, NoLog, checkpoint_folders, read_log
+from ctrlreward.runs.stored_texts import READ_TEXTS, StoredTexts, TextSource, note_of, read_texts
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_scored_file
 
 PREFIX = "eval_"  # of keys in the log of transformers
-
-# A lock file of the process that writes there, from `ctrlreward train`. In the folder, so that it
-# also locks for other machines that mount it. The system frees it when the process ends.
-LOCK = ".ctrlreward.lock"
+TEXTS = "texts"  # source of a run without a log
 
 
 @dataclass(frozen=True)
@@ -50,11 +39,10 @@ class StoredStep:
         step: Training step.
         metrics: Key → value that was logged at this step, NaN if it was NaN or infinite. Values of
             earlier steps are not repeated.
-        evidence: Key → value of each held-out prompt, shape (prompts,), as
-            from `GenerationScorer.evidence`; empty without files of samples.
-        samples: Name of a `GenerationScorer` → JSONL file with its texts and scores
-            (`ctrlreward.scorers.records.read_scored_samples`); name of the files of another trainer
-            → its texts (`ctrlreward.runs.stored_texts`).
+        evidence: Key → value of each held-out prompt, shape (prompts,), as from
+            `GenerationScorer.evidence`; empty without files of samples, or if each step has others.
+        samples: Name of a `GenerationScorer` → JSONL file with its texts and scores; name of the
+            files of another trainer → its texts.
         checkpoint: File or folder of the checkpoint, None without one.
     """
 
@@ -74,12 +62,12 @@ class StoredRun:
         log: Source: the file of a log, or a folder of TensorBoard or of samples.
         source: Kind of the log, such as `"HistoryLogger"`.
         steps: Steps at which something was logged, in order.
-        modes: Key → better direction, if the log declares it.
+        modes: Key → better direction, if the run declares it.
         ranges: Key → smallest and largest possible value, None for no bound, likewise.
         checkpoints: Step → files and folders of its checkpoint, the checkpoint itself first.
-        checkpoint_folder: Folder in which they were searched.
-        texts: Name → step → texts that another trainer stored.
-        notes: Name of samples or texts → a line about steps that are not compared by prompt.
+        samples: Name → step → texts of a `GenerationScorer` or of another trainer.
+        notes: Name of samples → a line about steps that are not compared by prompt.
+        summary: What `BeforeAfter` wrote to `summary.json`.
     """
 
     folder: Path
@@ -89,9 +77,9 @@ class StoredRun:
     modes: Mapping[str, Mode] = field(default_factory=dict)
     ranges: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     checkpoints: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
-    checkpoint_folder: Path | None = None
-    texts: Mapping[str, Mapping[int, StoredTexts]] = field(default_factory=dict)
+    samples: Mapping[str, Mapping[int, TextSource]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[str]:
@@ -104,91 +92,100 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
 
     Args:
         name: Folder of the run, or another argument of `ctrlreward.runs.logs.read_log`, or a file
-            of texts. Samples and checkpoints are searched in the folder, or in the folder of the
-            file. Without texts of a `GenerationScorer`, those that another trainer stored.
-        checkpoints: Folder of the checkpoints, if the trainer writes them elsewhere.
+            of texts. Samples and checkpoints are searched in this folder and in that of the log.
+            Without texts of a `GenerationScorer`, those that another trainer stored.
+        checkpoints: Folder of the checkpoints, if it is elsewhere and no callback noted it.
 
     Raises:
         FileNotFoundError: The file or folder does not exist.
         ValueError: No known log or texts, damaged ones, or a log without a number.
     """
     path = Path(name)
-    files = sample_files(path) if path.is_dir() else {}
-    found = read_texts(path) if path.exists() and not files else None
-    log = _log_of(path, bool(files), found)
     folder = path if path.is_dir() else path.parent
-    if found is None:
-        files = files or sample_files(folder)
+    places = [path, *path.glob("**/version_*")] if path.is_dir() else []
+    ours = any(sample_files(each) for each in places)
+    theirs = read_texts(path) if path.exists() and not ours else {}
+    log = _log_of(path, ours, theirs)
+    parts = dict.fromkeys((folder, log.folder), math.inf) | dict(log.parts)
+    sets: dict[str, dict[int, TextSource]] = {name_: {**each} for name_, each in theirs.items()}
+    for part, end in parts.items() if not theirs else ():
+        for name_, by_step in sample_files(part).items():
+            kept = {step: file for step, file in by_step.items() if step < end}
+            sets.setdefault(name_, {}).update(kept)
     if checkpoints is not None and not checkpoints.is_dir():
         raise ValueError(f"{checkpoints} is not a folder, must be the folder of the checkpoints")
-    place = checkpoints or folder
-    saved = find_checkpoints(place, log.path)
-    shift = 0 if files or found else _lightning_shift(log, saved)
+    noted = [each for part in parts for each in checkpoint_folders(part) if each.is_dir()]
+    saved = find_checkpoints([checkpoints] if checkpoints else [*parts, *noted], [*parts])
+    steps, notes = _steps(log, sets, saved, 0 if sets else _lightning_shift(log, saved))
+    files = [each / "summary.json" for each in parts]
+    reports = [as_mapping(read_json(file)) for file in files if file.is_file()]
+    modes: dict[str, Mode] = {f"{name_}/{FAIL_RATE}": "min" for name_ in theirs}
+    ranges: dict[str, Sequence[float | None]] = dict.fromkeys(modes, (0.0, 1.0))
+    for report in reports:
+        modes |= as_mapping(report.get("directions"))
+        ranges |= as_mapping(report.get("ranges"))
+    for scorer in _declared(log.declared):
+        modes |= {PREFIX + key: mode for key, mode in as_mapping(scorer.get("modes")).items()}
+        ranges |= {PREFIX + key: bounds for key, bounds in as_mapping(scorer.get("ranges")).items()}
+    summary = reports[-1] if reports else {}
+    return StoredRun(
+        folder, log.path, log.source, steps, modes, ranges, saved, sets, notes, summary
+    )
+
+
+def _log_of(path: Path, ours: bool, theirs: Mapping[str, Mapping[int, StoredTexts]]) -> Log:
+    """Return the log of a run, without rows if it has texts alone."""
+    files = {texts.file for by_step in theirs.values() for texts in by_step.values()}
+    if theirs and not path.is_dir():
+        return Log(TEXTS, path, [])
+    try:
+        return read_log(path, files)
+    except NoLog as error:
+        if ours or theirs:
+            return Log(TEXTS, path, [])
+        if path.is_dir():
+            raise NoLog(f"{error}; nor has it texts that are read: {READ_TEXTS}") from None
+        raise
+
+
+def _steps(
+    log: Log,
+    sets: Mapping[str, Mapping[int, TextSource]],
+    saved: Mapping[int, Sequence[Path]],
+    shift: int,
+) -> tuple[list[StoredStep], dict[str, str]]:
+    """Return the steps, and a note for each name whose texts are not compared by prompt."""
     metrics: dict[int, dict[str, float]] = {}
     for step, values in log.rows:
         metrics.setdefault(step + shift, {}).update(values)
-    sets: Mapping[str, Mapping[int, TextSource]] = found.sets if found else files
-    samples: dict[int, dict[str, TextSource]] = {}
     evidence: dict[int, dict[str, Scores]] = {}
     notes: dict[str, str] = {}
-    for name_, by_step in sets.items():
-        by_prompt = {step: _by_prompt(source) for step, source in by_step.items()}
-        digests = {
-            step: next((row.prompts for row in rows.values()), "")
-            for step, rows in by_prompt.items()
-        }
-        shared = shared_prompts(digests)
-        notes |= {name_: note_of(name_, digests, shared)} if len(shared) < len(digests) else {}
-        for step, rows in by_prompt.items():
-            samples.setdefault(step, {})[name_] = by_step[step]
-            keyed = {f"{name_}/{key}": row for key, row in rows.items()}
-            if found or not log.rows:  # the texts alone have these scores
+    for name, by_step in sets.items():
+        rows = {step: scores_by_prompt(source) for step, source in sorted(by_step.items())}
+        first = {s: next(iter(each.values()), None) for s, each in rows.items()}
+        digests = {step: "" if row is None else row.prompts for step, row in first.items()}
+        note, paired = note_of(name, digests)
+        notes |= {name: note} if note else {}
+        for step, by_prompt in rows.items():
+            keyed = {f"{name}/{key}": row for key, row in by_prompt.items()}
+            if isinstance(by_step[step], StoredTexts) or not log.rows:  # no log has these scores
                 means = {key: valid_mean(np.asarray(row)) for key, row in keyed.items()}
                 metrics.setdefault(step, {}).update(means)
-            if step in shared:
+            if paired:
                 evidence.setdefault(step, {}).update(keyed)
     steps = []
     for step, values in sorted(metrics.items()):
         # Transformers' log has a prefix that the scorer's keys lack.
         logged = {
             key: row
-            for name_, row in evidence.get(step, {}).items()
-            for key in (name_, f"eval_{name_}", f"eval/{name_}")
+            for scored, row in evidence.get(step, {}).items()
+            for key in (scored, f"eval_{scored}", f"eval/{scored}")
             if key in values
         }
+        texts = {name: by_step[step] for name, by_step in sets.items() if step in by_step}
         checkpoint = saved[step][0] if step in saved else None
-        steps.append(StoredStep(step, values, logged, samples.get(step, {}), checkpoint))
-    texts_ = found.sets if found else {}
-    modes: dict[str, Mode] = {f"{name_}/{FAIL_RATE}": "min" for name_ in texts_}
-    ranges: dict[str, Sequence[float | None]] = dict.fromkeys(modes, (0.0, 1.0))
-    for reported in _reported({folder, log.path.parent if log.rows or files else folder}):
-        modes |= as_mapping(reported.get("directions"))
-        ranges |= as_mapping(reported.get("ranges"))
-    for scorer in _declared(log.declared):
-        modes |= {PREFIX + key: mode for key, mode in as_mapping(scorer.get("modes")).items()}
-        ranges |= {PREFIX + key: bounds for key, bounds in as_mapping(scorer.get("ranges")).items()}
-    return StoredRun(
-        folder, log.path, log.source, steps, modes, ranges, saved, place, texts_, notes
-    )
-
-
-def _log_of(path: Path, has_samples: bool, found: FoundTexts | None) -> Log:
-    """Return the log of a run, without rows if it has texts alone."""
-    what = "samples"
-    if found is not None:
-        steps = len({step for by_step in found.sets.values() for step in by_step})
-        what = f"texts of {found.title}, {steps} steps"
-        if not path.is_dir():
-            return Log(what, path, [])
-    try:
-        log = read_log(path, found.files if found else ())
-    except NoLog as error:
-        if has_samples or found is not None:
-            return Log(what, path if found else path / "samples", [])  # of a run without a logger
-        if path.is_dir():
-            raise NoLog(f"{error}; nor has it texts that are read: {READ_TEXTS}") from None
-        raise
-    return log._replace(source=f"{log.source}; {what}") if found else log
+        steps.append(StoredStep(step, values, logged, texts, checkpoint))
+    return steps, notes
 
 
 def _lightning_shift(log: Log, found: Mapping[int, Sequence[Path]]) -> int:
@@ -219,18 +216,26 @@ def sample_files(folder: Path) -> dict[str, dict[int, Path]]:
     return found
 
 
-def _by_prompt(source: TextSource) -> dict[str, PromptScores]:
+def measure_of(source: TextSource) -> str:
+    """Return a digest of what was measured: prompts and completions, of another trainer prompts."""
+    if isinstance(source, StoredTexts):
+        return next((row.prompts for row in source.by_prompt.values()), "")
+    samples, _, _, _, measure = read_scored_file(source)
+    return measure or prompts_digest(samples, completions_per_prompt(samples))
+
+
+def scores_by_prompt(source: TextSource) -> dict[str, PromptScores]:
     """Return score → value of each prompt, and the fail rate."""
     if isinstance(source, StoredTexts):
         return source.by_prompt
     # Scores of groups have values by prompt, not of a text.
-    samples, scores, kept, _ = read_scored_file(source)
+    samples, scores, kept, _, measure = read_scored_file(source)
     repeats = completions_per_prompt(samples)
     rows = {key: valid_row_means(row.reshape(-1, repeats)) for key, row in scores.items()}
     if scores:
         failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
         rows[FAIL_RATE] = failed.reshape(-1, repeats).mean(axis=1)
-    prompts = prompts_digest(samples, repeats)
+    prompts = measure or prompts_digest(samples, repeats)
     return {key: PromptScores(row, prompts) for key, row in {**rows, **kept}.items()}
 
 
@@ -255,48 +260,46 @@ _WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 _DEPTH = 4
 
 
-def find_checkpoints(folder: Path, log: Path | None = None) -> dict[int, tuple[Path, ...]]:
+def find_checkpoints(
+    folders: Sequence[Path], own: Sequence[Path] = ()
+) -> dict[int, tuple[Path, ...]]:
     """Return step → files and folders of its checkpoint, files first, in the order of the steps.
 
-    Links are neither followed nor returned, nor are checkpoints in a subfolder with another log
-    than the given one, which belong to another run.
+    Links are neither followed nor returned, nor are checkpoints in a subfolder with the log of
+    another run than the one of the folders `own`.
     """
-    found: dict[int, list[Path]] = {}
-    for path in _checkpoint_paths(folder, _DEPTH, log):
+    found: dict[int, dict[Path, Path]] = {}
+    for path in (path for each in folders for path in _checkpoint_paths(each, _DEPTH, own)):
         match = _CHECKPOINT.search(path.name)
         assert match is not None
-        found.setdefault(int(match[1]), []).append(path)
+        found.setdefault(int(match[1]), {}).setdefault(path.resolve(), path)
 
     def rank(path: Path) -> tuple[bool, bool, int, str]:
         return path.is_dir(), path.name.endswith("-adapter"), len(path.parts), str(path)
 
-    return {step: tuple(sorted(found[step], key=rank)) for step in sorted(found)}
+    return {step: tuple(sorted(found[step].values(), key=rank)) for step in sorted(found)}
 
 
-def _checkpoint_paths(folder: Path, depth: int, log: Path | None) -> Iterator[Path]:
+def _checkpoint_paths(folder: Path, depth: int, own: Sequence[Path]) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda each: each.name):
-            if entry.is_symlink() or entry.name in ("samples", "wandb"):
+            if entry.is_symlink() or entry.name.startswith(".") or entry.name in _NOT_SEARCHED:
                 continue
-            is_folder = entry.is_dir(follow_symlinks=False)
+            path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
             if _CHECKPOINT.search(entry.name) and (is_folder or entry.name.endswith(_WEIGHTS)):
-                yield folder / entry.name
-            elif is_folder and depth and not _is_another_run(folder / entry.name, log):
-                yield from _checkpoint_paths(folder / entry.name, depth - 1, log)
+                yield path
+            elif is_folder and depth and not _is_another_run(path, own):
+                yield from _checkpoint_paths(path, depth - 1, own)
 
 
-def _is_another_run(folder: Path, log: Path | None) -> bool:
-    if log is not None and log.resolve().is_relative_to(folder.resolve()):
+_NOT_SEARCHED = ("samples", "wandb")
+_LOGS = ("metrics.jsonl", "metrics.csv", "trainer_state.json", "checkpoint-*/trainer_state.json")
+
+
+def _is_another_run(folder: Path, own: Sequence[Path]) -> bool:
+    if any(each.resolve().is_relative_to(folder.resolve()) for each in own):
         return False
-    logs = ("metrics.jsonl", "metrics.csv", "trainer_state.json", "checkpoint-*/trainer_state.json")
-    return any(True for name in logs for _ in folder.glob(name))
-
-
-def _reported(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield what `BeforeAfter` wrote to `summary.json`."""
-    for file in (folder / "summary.json" for folder in folders):
-        if file.is_file():
-            yield as_mapping(read_json(file))
+    return any(True for name in _LOGS for _ in folder.glob(name))
 
 
 def _declared(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,4 @@
-"""Logs of trainers as steps with metrics.
-
-Supported are the files of `HistoryLogger`, of Lightning's `CSVLogger`, `trainer_state.json` of
-transformers and TRL, Weights & Biases (offline), TensorBoard, verl's file logger, and JSON lines
-with a step each.
-"""
+"""Logs of trainers as steps with metrics; the logs of a run that was resumed are joined by step."""
 
 from __future__ import annotations
 
@@ -11,16 +6,17 @@ import json
 import logging
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from sys import float_info
 from typing import Any, NamedTuple, TypeAlias
 
 from ctrlreward.arguments import kind_of
 from ctrlreward.extras import import_extra
-from ctrlreward.files import parse_json
+from ctrlreward.files import parse_json, read_json
+from ctrlreward.selection.best import CHECKPOINTS
 from ctrlreward.tables.parsing import cell_number, decode_utf8, no_such_file, parse_csv
 
 # One logging call: the step, and the values by metric.
@@ -33,10 +29,12 @@ _BOOKKEEPING = {*_STEPS, _CALLS, "epoch"}
 _SCORED_STEP = "/scored_step"
 _NO_NUMBERS = ("NaN", "nan", "Infinity", "inf", "-Infinity", "-inf")  # spellings of loggers
 
-# Folders with files that look like logs but are not.
+# Folders with files that look like logs but are not, and texts of `BeforeAfter`.
 _NO_LOGS = re.compile(r"samples|rescored|checkpoints|(checkpoint-|global_step).*|\..*")
-_COMPARED = ("before.jsonl", "after.jsonl")  # texts of `BeforeAfter`
+_COMPARED = ("before.jsonl", "after.jsonl")
 _DEPTH = 3
+# Folders of a logger, a new one each time a run starts: of Lightning, and of W&B with the same id.
+_VERSION = re.compile(r"version_(?P<number>\d+)|(offline-)?run-(?P<time>\d+_\d+)-(?P<id>\w+)")
 
 FORMATS = (
     "metrics.jsonl (HistoryLogger), metrics.csv (CSVLogger), trainer_state.json (transformers, "
@@ -50,15 +48,22 @@ class Log(NamedTuple):
 
     Attributes:
         source: Its writer, such as `"HistoryLogger"`.
-        path: Its path.
+        path: Its path; of a resumed run, of its last part.
         rows: Steps in the order of the log; a step may have several rows.
         declared: Further content of `trainer_state.json`.
+        parts: Folder of each part of a resumed run → first step that the next part replaces.
     """
 
     source: str
     path: Path
     rows: Sequence[LoggedStep]
     declared: Mapping[str, Any] = {}
+    parts: Mapping[Path, float] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the log, which is the log itself of TensorBoard."""
+        return self.path if self.path.is_dir() else self.path.parent
 
 
 class NoLog(ValueError):
@@ -69,7 +74,9 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
     """Read the log of a run.
 
     Args:
-        name: A file, or a folder with one run: of a logger, or the trainer's `output_dir`.
+        name: A file, or a folder with one run: of a logger, or the trainer's `output_dir`. The
+            logger's folder `version_2` has what a resumed run logged in `version_0` and
+            `version_1`, too.
         texts: Files of a folder that are texts, not logs.
 
     Raises:
@@ -77,10 +84,39 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
         ValueError: It is not a log, or damaged, or has several runs; names the file and the line.
     """
     path = Path(name)
-    if path.is_dir():
-        path = _log_in(path, texts)
-    elif not path.is_file():
-        raise no_such_file(path)
+    if not path.is_dir():
+        if not path.is_file():
+            raise no_such_file(path)
+        return _numbers(path)
+    paths = list(_logs_in(path, _DEPTH, texts))
+    if not paths:
+        raise NoLog(f"{path} has no log of a run, must be a folder with {FORMATS}")
+    if len(paths) == 1:
+        paths = _versions(paths[0])
+    if len(paths) == 1 or len({_series(each) for each in paths}) > 1:
+        if len(paths) > 1:
+            raise _several(path, paths)
+        return _numbers(paths[0])
+    logs = []
+    for each in sorted(paths, key=_start):
+        try:
+            logs.append(_numbers(each))
+        except NoLog as error:  # killed before its first step
+            empty = error
+    if not logs:
+        raise empty
+    runs: list[list[Log]] = []
+    for log in logs:
+        if runs and _continues(log, runs[-1]):
+            runs[-1].append(log)
+        else:
+            runs.append([log])
+    if len(runs) > 1 and not _VERSION.fullmatch(path.resolve().name):
+        raise _several(path, [run[-1].path for run in runs])
+    return _joined(runs[-1])
+
+
+def _numbers(path: Path) -> Log:
     try:
         log = _read_tensorboard(path) if path.is_dir() else _read_file(path)
     except (ArithmeticError, AttributeError, TypeError) as error:  # another form of values
@@ -90,18 +126,10 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
     return log
 
 
-def _log_in(folder: Path, texts: Collection[Path]) -> Path:
-    found = list(_logs_in(folder, _DEPTH, texts))
-    if not found:
-        raise NoLog(f"{folder} has no log of a run, must be a folder with {FORMATS}")
-    if len(found) > 1:
-        names = ", ".join(str(path) for path in sorted(found)[:5])
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        raise NoLog(
-            f"{folder} has {len(found)} logs, choose one of them: {names}{more}. A resumed run has "
-            "one log if a HistoryLogger writes it."
-        )
-    return found[0]
+def _several(folder: Path, paths: Sequence[Path]) -> NoLog:
+    names = ", ".join(str(path) for path in sorted(paths)[:5])
+    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    return NoLog(f"{folder} has logs of {len(paths)} runs, choose one of them: {names}{more}")
 
 
 def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path]:
@@ -131,6 +159,62 @@ def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path
             yield from _logs_in(inner, depth - 1, texts)
 
 
+# Runs that were resumed
+
+
+def _folder_of(log: Path) -> Path:
+    return (log if log.is_dir() else log.parent).resolve()
+
+
+def _series(log: Path) -> tuple[Path, str]:
+    """Return what the logs of a resumed run share: the parent folder, and W&B's id."""
+    folder = _folder_of(log)
+    match = _VERSION.fullmatch(folder.name)
+    return (folder.parent, match["id"] or "") if match else (log, "")
+
+
+def _start(log: Path) -> tuple[int, str]:
+    match = _VERSION.fullmatch(_folder_of(log).name)
+    return (int(match["number"] or 0), match["time"] or "") if match else (0, "")
+
+
+def _versions(log: Path) -> list[Path]:
+    """Return a log with those of earlier starts in the folder beside it."""
+    folder = _folder_of(log)
+    if not _VERSION.fullmatch(folder.name):
+        return [log]
+    beside = [each for each in folder.parent.iterdir() if each.is_dir() and each != folder]
+    logs = [one for each in beside for one in _logs_in(each, 0, ())]
+    alike = [each for each in logs if _series(each) == _series(log) and _start(each) < _start(log)]
+    return [*alike, log]
+
+
+def _continues(log: Log, run: Sequence[Log]) -> bool:
+    """Return whether a log begins at a later step, or has checkpoints in the same folder."""
+    before, now = checkpoint_folders(run[-1].folder), checkpoint_folders(log.folder)
+    return log.rows[0][0] > run[0].rows[0][0] or bool({*before} & {*now})
+
+
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """Return the folders that `RewardCheckpoint` noted next to a log."""
+    file = folder / CHECKPOINTS
+    names = read_json(file)["folders"] if file.is_file() else []
+    return [(folder / name).resolve() for name in names if "://" not in name]
+
+
+def _joined(run: Sequence[Log]) -> Log:
+    rows: list[LoggedStep] = []
+    parts: dict[Path, float] = {}
+    for log in run:
+        first = log.rows[0][0]
+        rows = [row for row in rows if row[0] < first] + list(log.rows)
+        parts = {each: min(end, first) for each, end in parts.items()} | {log.folder: inf}
+    return run[-1]._replace(rows=rows, parts=parts)
+
+
+# Files
+
+
 def _read_file(path: Path) -> Log:
     if path.stat().st_size == 0:
         raise NoLog(f"{path} is empty: did the run reach its first step?")
@@ -138,70 +222,59 @@ def _read_file(path: Path) -> Log:
         return Log("W&B", path, _with_steps(read_wandb_history(path), path))
     if "tfevents" in path.name:
         return _read_tensorboard(path)
-    reader = _TEXTS.get(path.suffix)
-    if reader is None:
+    if path.suffix not in (".csv", ".json", ".jsonl"):
         raise ValueError(f"{path} is not the log of a run, must be {FORMATS}")
-    return reader(path, decode_utf8(path.read_bytes(), path))
-
-
-# Text files
-
-
-def _read_jsonl(path: Path, text: str) -> Log:
-    # An incomplete last line of a running or killed job is not read.
-    complete = text[: text.rfind("\n") + 1] or text
+    text = decode_utf8(path.read_bytes(), path)
+    if path.suffix == ".json":
+        state = parse_json(text, path)
+        if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
+            raise ValueError(f"{path} has no log_history, must be a trainer_state.json")
+        return Log("trainer_state.json", path, _with_steps(state["log_history"], path), state)
+    complete = text[: text.rfind("\n") + 1] or text  # a running job may be writing the last row
+    if path.suffix == ".csv":
+        return Log("CSVLogger", path, csv_history(path, parse_csv(complete, path)[1]))
     rows = []
     source = "HistoryLogger" if path.name == "metrics.jsonl" else "JSON lines"
     for number, line in enumerate(complete.split("\n"), 1):
-        if not line.strip():
-            continue
-        row = parse_json(line, path, number)
+        row = parse_json(line, path, number) if line.strip() else {}
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{number} contains {kind_of(row)}, must be a JSON object")
         if isinstance(row.get("data"), dict):
             source, row = "verl", {**row["data"], "step": row.get("step")}
-        rows.append(row)
+        rows += [row] if row else []
     return Log(source, path, _with_steps(rows, path))
-
-
-def _read_csv(path: Path, text: str) -> Log:
-    # A running job may be writing the last row.
-    _, cells = parse_csv(text[: text.rfind("\n") + 1] or text, path)
-    return Log("CSVLogger", path, csv_history(path, cells))
 
 
 def csv_history(path: Path, rows: Iterable[tuple[int, Mapping[str, str]]]) -> list[LoggedStep]:
     """Parse rows of Lightning's `CSVLogger`, whose empty cells are metrics not logged."""
     history: list[LoggedStep] = []
     for line, cells in rows:
-        numbers = {}
-        for metric, text in cells.items():
-            if metric == "step" or (text and metric not in _BOOKKEEPING):
-                numbers[metric] = cell_number(text, f"{path}:{line}: {metric}")
+        numbers = {
+            metric: cell_number(text, f"{path}:{line}: {metric}")
+            for metric, text in cells.items()
+            if metric == "step" or (text and metric not in _BOOKKEEPING)
+        }
         step = numbers.pop("step", nan)
         if not isfinite(step):
-            raise ValueError(
-                f"{path}:{line} has no step, must have one in each row, in a column named step"
-            )
-        history += at_scored_steps(int(step), numbers)
+            raise ValueError(f"{path}:{line} has no step, must have one in a column named step")
+        history.append((int(step), numbers))
     return history
 
 
-def _read_trainer_state(path: Path, text: str) -> Log:
-    state = parse_json(text, path)
-    if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
-        raise ValueError(f"{path} has no log_history, must be a trainer_state.json, or {FORMATS}")
-    return Log("trainer_state.json", path, _with_steps(state["log_history"], path), state)
+def _read_tensorboard(path: Path) -> Log:
+    name = "tensorboard.backend.event_processing.event_accumulator"
+    module = import_extra(name, str(path))
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    accumulator = module.EventAccumulator(str(path), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    by_step: dict[int, dict[str, float]] = {}
+    for tag in accumulator.Tags()["scalars"]:
+        for event in accumulator.Scalars(tag):
+            by_step.setdefault(int(event.step), {})[tag] = float(event.value)
+    if not by_step:
+        raise NoLog(f"{path} has no scalars of TensorBoard: it is empty or damaged")
+    return Log("TensorBoard", path, sorted(by_step.items()))
 
-
-_TEXTS: Mapping[str, Callable[[Path, str], Log]] = {
-    ".jsonl": _read_jsonl,
-    ".csv": _read_csv,
-    ".json": _read_trainer_state,
-}
-
-
-# Binary files
 
 # Of a `.wandb` file: sizes of a block and of the file's header, and the header of a piece.
 _BLOCK = 32 * 1024
@@ -211,10 +284,7 @@ _WHOLE, _LAST = 1, 4  # kinds of pieces that end a record
 
 
 def read_wandb_history(path: Path) -> list[dict[str, Any]]:
-    """Read the logged values of a run, without tables and images: a dictionary per logging call.
-
-    The file is `run-….wandb` in a folder `offline-run-…`; `_step` counts the calls.
-    """
+    """Read the logged values of a W&B run, without tables and images: a row per logging call."""
     messages = import_extra("wandb.proto.wandb_internal_pb2", str(path))
     parse_error = import_module("google.protobuf.message").DecodeError
     rows: list[dict[str, Any]] = []
@@ -257,22 +327,6 @@ def records(path: Path) -> Iterator[bytes]:
             record = b""
 
 
-def _read_tensorboard(path: Path) -> Log:
-    name = "tensorboard.backend.event_processing.event_accumulator"
-    module = import_extra(name, str(path))
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)
-    accumulator = module.EventAccumulator(str(path), size_guidance={"scalars": 0})
-    accumulator.Reload()
-    by_step: dict[int, dict[str, float]] = {}
-    for tag in accumulator.Tags()["scalars"]:
-        for event in accumulator.Scalars(tag):
-            by_step.setdefault(int(event.step), {})[tag] = float(event.value)
-    if not by_step:
-        raise ValueError(f"{path} has no scalars of TensorBoard: it is empty or damaged")
-    rows = [row for step in sorted(by_step) for row in at_scored_steps(step, by_step[step])]
-    return Log("TensorBoard", path, rows)
-
-
 # Rows
 
 
@@ -280,7 +334,8 @@ def _with_steps(rows: Sequence[Any], path: Path) -> list[LoggedStep]:
     """Return steps and numbers of rows.
 
     W&B's `_step` counts if no row has another step; a row without the other step, such as a row of
-    a callback that logs separately, belongs to the last step before.
+    a callback that logs separately, belongs to the last step before. Scores with a step of their
+    texts, as W&B has them in the row after the validation's, are at that step.
     """
     result: list[LoggedStep] = []
     known = any(key in row for row in rows if isinstance(row, dict) for key in _STEPS)
@@ -289,39 +344,23 @@ def _with_steps(rows: Sequence[Any], path: Path) -> list[LoggedStep]:
         if not isinstance(row, dict):
             raise ValueError(f"{path}: row {number} is not an object with a step")
         steps = [row[key] for key in _STEPS if row.get(key) is not None]
-        if steps:
-            given = steps[0]
-        elif _CALLS in row:
-            given = last if known and last is not None else row[_CALLS]
-        else:
+        if not steps and _CALLS not in row:
             raise ValueError(
                 f"{path} has a row without {', '.join(_STEPS)} or {_CALLS}: {', '.join(row)[:200]}"
             )
-        if isinstance(given, bool) or not isinstance(given, int | float) or not isfinite(given):
-            raise ValueError(f"{path}: row {number} has the step {given!r}, must be a number")
-        last = int(given)
-        result += at_scored_steps(last, row)
-    return result
-
-
-def at_scored_steps(step: int, row: Mapping[str, Any]) -> list[LoggedStep]:
-    """Return the metrics of a row; scores logged late are at the step of their texts.
-
-    W&B has this step as `<name>/scored_step`, in the row after the validation's.
-
-    Examples:
-        >>> at_scored_steps(20, {"loss": 0.1, "score/sim": 0.5, "score/scored_step": 10.0})
-        [(10, {'score/sim': 0.5}), (20, {'loss': 0.1})]
-    """
-    metrics = numbers_of(row)
-    late: dict[int, dict[str, float]] = {}
-    for key in [key for key in row if key.endswith(_SCORED_STEP)]:
-        scored = row[key]
-        if isinstance(scored, int | float) and isfinite(scored):
+        step = steps[0] if steps else last if known and last is not None else row[_CALLS]
+        if isinstance(step, bool) or not isinstance(step, int | float) or not isfinite(step):
+            raise ValueError(f"{path}: row {number} has the step {step!r}, must be a number")
+        last = int(step)
+        metrics = numbers_of(row)
+        scored = {k: v for k, v in row.items() if k.endswith(_SCORED_STEP)}
+        for key, at in scored.items():
             name = key.removesuffix("scored_step")
-            mine = {each: metrics.pop(each) for each in list(metrics) if each.startswith(name)}
-            late.setdefault(int(scored), {}).update(mine)
-    return [*late.items(), *([(step, metrics)] if metrics or not late else [])]
+            own = {each: metrics.pop(each) for each in list(metrics) if each.startswith(name)}
+            result.append((int(at), own))
+        if metrics or not scored:
+            result.append((last, metrics))
+    return result
 
 
 def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
@@ -339,10 +378,8 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
             continue
         if isinstance(value, dict) and "last" in value:
             value = value["last"]
-        if isinstance(value, bool):
-            continue
         if value is None or value in _NO_NUMBERS:
             metrics[name] = nan
-        elif isinstance(value, int | float):
+        elif isinstance(value, int | float) and not isinstance(value, bool):
             metrics[name] = float(value) if abs(value) <= float_info.max else nan
     return metrics

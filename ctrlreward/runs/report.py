@@ -9,7 +9,8 @@ import base64
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from importlib.metadata import version
@@ -20,89 +21,83 @@ import jinja2
 from markupsafe import Markup
 
 from ctrlreward.arguments import check_ending
-from ctrlreward.command_line.parser import CommandParser, command_parser
-from ctrlreward.command_line.terminal import printable, user_errors
+from ctrlreward.command_line.terminal import plain_parser, printable, user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.plots import arrowed
+from ctrlreward.runs.folder import read_stored_run
+from ctrlreward.runs.logs import NoLog
 from ctrlreward.runs.report_contents import contents
 from ctrlreward.runs.select import add_rule_options, check_rule_options
 
 _PAGE = Path(__file__).with_name("report_page")
-_NAME = "report.html"
 
-_DESCRIPTION = """Write a report of one or more runs as a single HTML file: what happened, whether
-the reward was gamed and by what, which checkpoint to keep and why, and the texts of each prompt
+_DESCRIPTION = """Write a report of a run as a single HTML file: what happened, whether the
+reward was gamed and by what, which checkpoint to keep and why, and the texts of each prompt
 through training. Reads what `ctrlreward select` reads, and applies the rules of the run's
 config.yaml or summary.json unless options ask for others.
 
-Exit status: 0 if a report is written, 2 for a mistake in the arguments."""
+Exit status: 0 if a report is written, 1 if the run has no log, 2 for a mistake in the arguments."""
 
 _EXAMPLES = (
     "ctrlreward report runs/demo",
-    "ctrlreward report runs/seed0 runs/seed1 -o seeds.html",
     "ctrlreward report out/grpo --maximise score/relevance --guard reward:score/distinct_2",
 )
 
 
 def run(arguments: list[str]) -> None:
-    """Write the report, and print the verdicts."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    """Write the report, and print the verdict."""
+    options = _parser().parse_args(arguments)
     with user_errors():
         check_ending("--output", options.output, ".html")
         check_rule_options(options)
-        path = Path(options.output or _folder(options.runs[0]) / _NAME)
-        found = write_report(path, options.runs, options)
-    for each in (found or {"runs": []})["runs"]:
-        print(printable(f"{each['folder']}: {each['verdict']['sentence']}"))
-        for what in each["missing"]:
-            print(printable(f"  missing: {what}"), file=sys.stderr)
+        given = Path(options.run)
+        path = Path(options.output or (given if given.is_dir() else given.parent) / "report.html")
+        try:
+            report = write_report(path, options.run, options)
+        except NoLog as error:
+            print(printable(f"error: {error}"), file=sys.stderr)
+            raise SystemExit(1) from None
+    print(printable(report["verdict"]["sentence"]))
+    for what in report["missing"]:
+        print(printable(f"  missing: {what}"), file=sys.stderr)
     print(path)
 
 
-def write_report(path: Path, runs: Sequence[str], options: Any = None) -> dict[str, Any] | None:
-    """Write the report of some runs, with the options of the command or its defaults.
+def write_report(path: Path, run: str | Path, options: Any = None) -> dict[str, Any]:
+    """Write the report of a run, with the options of the command or its defaults.
 
-    Without options, as at the end of a job, nothing is written for a run with neither a log nor
-    texts, and None is returned.
+    Raises:
+        NoLog: The run has neither a log nor texts; no file is written.
     """
-    found = contents(runs, options or _parser().parse_args([*runs]))
-    if options is None and not any(run["source"] or run["texts"] for run in found["runs"]):
-        return None
-    write_whole(path, page(found))
-    return found
+    place = options and options.checkpoints
+    stored = read_stored_run(run, Path(place) if place else None)
+    report = contents(stored, options or _parser().parse_args([str(run)]))
+    write_whole(path, page(report))
+    return report
 
 
-def _folder(name: str) -> Path:
-    path = Path(name)
-    return path if path.is_dir() else path.parent
-
-
-def _parser() -> CommandParser:
-    parser = command_parser("ctrlreward report", "RUN [RUN ...] [options]", _DESCRIPTION, _EXAMPLES)
+def _parser() -> ArgumentParser:
+    parser = plain_parser("ctrlreward report", _DESCRIPTION, _EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="folder of a run, or its log")
+    parser.add_argument("--checkpoints", metavar="FOLDER", help="if they are not in the run's")
     add_rule_options(parser)
-    help_ = f"the HTML file; by default {_NAME} in the first run"
-    parser.add("-o", help_, "--output", metavar="FILE")
+    parser.add_argument("-o", "--output", metavar="FILE", help="else report.html in the run")
     return parser
 
 
-# The page
-
-
-def page(found: Mapping[str, Any]) -> str:
+def page(report: Mapping[str, Any]) -> str:
     """Return the HTML of a report."""
     script, style = ((_PAGE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"number": _number, "arrow": partial(arrowed, "")}
-    keys = ("name", "charts", "marks", "front", "texts")
-    shown = {"runs": [{key: run[key] for key in keys} for run in found["runs"]]}
+    data = {key: report[key] for key in ("charts", "marks", "texts")}
     return environment.get_template("page.html").render(
-        **found,
+        run=report,
         created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         version=version("ctrlreward"),
-        data=Markup(_script_json(shown)),
+        data=Markup(_script_json(data)),
         script=Markup(script),
         style=Markup(style),
         script_hash=_digest(script),

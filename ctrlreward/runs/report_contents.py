@@ -1,4 +1,4 @@
-"""Contents of a run's report as plain data: decisions, curves, texts, diagnosis, provenance.
+"""Contents of a run's report as plain data: decisions, curves, texts, diagnosis.
 
 Decisions are made by `ctrlreward.selection`, replayed over the files of the run.
 """
@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from math import isfinite, nan
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ctrlreward.arguments import counted, inner_path, sign_of
-from ctrlreward.files import parse_json, read_jsonl, read_yaml
+from ctrlreward.files import read_yaml
 from ctrlreward.functional.sequential import jackknife_values, level_of_test
-from ctrlreward.runs.folder import StoredRun, as_mapping, completions_per_prompt, sample_files
-from ctrlreward.runs.reproduction import compare_runs
-from ctrlreward.runs.results import read_run
+from ctrlreward.runs.folder import StoredRun, as_mapping, completions_per_prompt
 from ctrlreward.runs.select import (
     Selection,
     better_mode,
@@ -30,20 +27,17 @@ from ctrlreward.runs.select import (
     logged_key,
     of_saved,
     run_rules,
-    stored_run,
     to_json,
 )
-from ctrlreward.runs.stored_texts import StoredTexts, TextSource, is_even, scored_samples
+from ctrlreward.runs.stored_texts import StoredTexts, TextSource, is_even
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.records import evenly_spaced
-from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
+from ctrlreward.scorers.records import evenly_spaced, read_scored_file
+from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.best import CHOICES, LAST_STEP
 from ctrlreward.selection.metrics import Validation, describe
 
-Words: TypeAlias = list[str]
-
-TEXT_BYTES = 3_000_000  # of the texts in a report, over all of its runs
+TEXT_BYTES = 3_000_000  # of the texts in a report
 LONGEST = 2_000  # characters of a text that are shown
 MOST_COLUMNS = 12  # validations whose texts are shown
 MOST_POINTS = 300  # of a curve
@@ -52,12 +46,15 @@ DIVERSITY, LENGTH = "text/distinct_2", "text/words"
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 _REWARDS = ("reward/total", "reward", "train/reward", "critic/score/mean", "critic/rewards/mean")
-_KL = re.compile(r"(^|/)((ref|ppo|mean)_)?kl(_mean|_loss)?$")
-_DRIFT = re.compile(
-    r"entropy|fail_rate|truncated|clipped_ratio|zero_std|zero_signal|mean_length|"
-    r"(rollout|response|completion)s?(/|_)length(/mean)?$"
-)
-_UNCLEAR = re.compile(r"perplexity|length|words|loss|kl\b")  # whose direction must be declared
+# Group of a curve → its keys, the first that fits.
+_GROUPS = {
+    "reward": re.compile("|".join(_REWARDS)),
+    "KL": re.compile(r"(?!guard).*?(^|/)((ref|ppo|mean)_)?kl(_mean|_loss)?"),
+    "drift": re.compile(
+        rf"{DIVERSITY}|{LENGTH}|.*(entropy|fail_rate|truncated|clipped_ratio|zero_std|zero_signal|"
+        r"mean_length).*|.*(rollout|response|completion)s?(/|_)length(/mean)?"
+    ),
+}
 # Callback → field of `RunRules` and rule.
 _RULES: Mapping[str, tuple[str, Any]] = {
     "RewardCheckpoint": ("best", BestRule),
@@ -65,7 +62,6 @@ _RULES: Mapping[str, tuple[str, Any]] = {
     "ProxyGuard": ("alarm", AlarmRule),
     "ParetoCheckpoint": ("pareto", ParetoRule),
 }
-_GIVEN = {"save_top_k": "top_k"}  # names of a callback's arguments → names of its rule's arguments
 
 
 @dataclass(frozen=True)
@@ -76,56 +72,34 @@ class TextSet:
     labels: list[str]
     steps: list[int | None]
     samples: list[Samples]
-    scores: list[dict[str, Scores]]
-    files: list[TextSource]
+    scores: list[Mapping[str, Scores]]
+    reasons: list[Mapping[str, Sequence[str]]]
+    sources: list[TextSource]
 
-    def words(self, column: int) -> list[Words]:
+    def words(self, column: int) -> list[list[str]]:
         """Return the lower-case words of each text, without its prefix."""
         return [_WORD.findall(text.lower()) for text in self.samples[column].completions]
 
 
-def contents(names: Sequence[str], options: Any) -> dict[str, Any]:
-    """Return the data of the page: each run, and their comparison."""
-    runs = [run_contents(name, options, TEXT_BYTES // len(names)) for name in names]
-    return {"runs": runs, "comparison": _comparison(names) if len(names) > 1 else None}
-
-
-def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str, Any]:
-    """Return the contents of a run as plain data; `missing` lists absent files.
-
-    Raises:
-        FileNotFoundError: The file or folder does not exist.
-    """
-    missing: list[str] = []
-    try:
-        stored = stored_run(name, options)
-    except ValueError as error:
-        folder = Path(name) if Path(name).is_dir() else Path(name).parent
-        stored = StoredRun(folder, Path(name), "", [])
-        missing.append(str(error))
-    folder = stored.folder
-    summary = _object(folder / "summary.json")
-    if not summary and not stored.texts:
-        missing.append("summary.json: the run has not ended, was killed, or has no "
-                       "BeforeAfter")  # fmt: skip
-    missing += stored.notes.values()
-    sets = list(_text_sets(stored, summary, missing))
+def contents(stored: StoredRun, options: Any) -> dict[str, Any]:
+    """Return the contents of a run as plain data; `missing` lists absent files."""
+    folder, summary, missing = stored.folder, stored.summary, [*stored.notes.values()]
+    if not summary and not _theirs(stored):
+        missing.append("summary.json: the run has not ended, was killed, or has no BeforeAfter")
+    sets = list(_text_sets(stored, missing))
     if sets:
         stored = _with_text_figures(stored, sets[0])
-    rules, origin = _rules(stored, summary, options, missing)
+    else:
+        missing.append("texts: neither samples/NAME/step=….jsonl of a GenerationScorer, nor "
+                       "before.jsonl, nor texts of another trainer")  # fmt: skip
+    rules, origin = _rules(stored, options, missing)
     selection = of_saved(decide(stored, rules))
-    if stored.source and not selection.decided:
+    if not selection.decided:
         missing.append("validations: the log has no score that a rule decides on")
-    if not sets:
-        missing.append("texts: there is neither samples/NAME/step=….jsonl of a GenerationScorer "
-                       "nor before.jsonl and after.jsonl, nor texts of another trainer with the "
-                       "same prompts at several steps")  # fmt: skip
     main = next((each for each in sets if None not in each.steps), sets[0] if sets else None)
-    logged = stored.steps[-1].step if stored.steps else 0
-    if main and logged and (main.steps[-1] or 0) > logged:
-        missing.append(f"steps after {logged}: the log ends there, its texts at {main.labels[-1]}")
     alarm, results = _alarm(selection), _before_after(summary)
-    phrases = _phrases(main, _columns(main, selection, alarm)) if main else []
+    phrases = _phrases(main) if main else []
+    config = folder / "config.yaml"
     return {
         "name": folder.resolve().name,
         "folder": str(folder),
@@ -139,57 +113,44 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
         "decisions": _decisions(selection),
         "marks": _marks(selection, alarm),
         "charts": _charts(selection),
-        "front": _front(selection),
-        "texts": [
-            _shown(each, _columns(each, selection, alarm), budget // len(sets), selection)
-            for each in sets
-        ],
+        "texts": [_shown(each, selection, alarm, TEXT_BYTES // len(sets)) for each in sets],
         "phrases": phrases,
-        "config": _text(folder / "config.yaml"),
-        "provenance": _object(folder / "provenance.json"),
+        "config": config.read_text(errors="replace") if config.is_file() else "",
     }
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        return as_mapping(parse_json(_text(path) or "{}", path))
-    except ValueError:  # a killed run may leave half of a file
-        return {}
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 # Texts
 
 
-def _text_sets(
-    stored: StoredRun, summary: Mapping[str, Any], missing: list[str]
-) -> Iterator[TextSet]:
+def _text_sets(stored: StoredRun, missing: list[str]) -> Iterator[TextSet]:
     """Yield the texts of each scorer over the steps, and of the test set before and after."""
-    folder = stored.folder
-    sets: Mapping[str, Mapping[int, TextSource]] = stored.texts or sample_files(folder)
-    for name, by_step in sets.items():
-        columns = [(f"step {step}", step, file) for step, file in sorted(by_step.items())]
-        found = _aligned(name, columns)
-        if len(found.labels) == 1 < len(columns):
+    for name, by_step in stored.samples.items():
+        columns = [(f"step {step}", step, source) for step, source in sorted(by_step.items())]
+        texts = _aligned(name, columns)
+        if len(texts.labels) == 1 < len(columns):
             missing.append(f"texts of {name} side by side: its prompts differ between the steps")
         else:
-            yield found
-    others = [inner_path("others", each) for each in as_mapping(summary.get("others"))]
-    paths = {name: folder / f"{name}.jsonl" for name in ("before", "after", *others)}
+            yield texts
+    others = [inner_path("others", each) for each in as_mapping(stored.summary.get("others"))]
+    paths = {name: stored.folder / f"{name}.jsonl" for name in ("before", "after", *others)}
     if files := [(name, None, path) for name, path in paths.items() if path.is_file()]:
         yield _aligned("test set", files)
 
 
 def _aligned(name: str, columns: Sequence[tuple[str, int | None, TextSource]]) -> TextSet:
     """Return the columns with the same prompts as the last one, in its order."""
-    read = [(*each, *scored_samples(each[2])) for each in columns]
-    keys = [_prompts(samples) for *_, samples, _ in read]
-    kept = [each for each, key in zip(read, keys, strict=True) if key == keys[-1]]
-    labels, steps, files, samples, scores = zip(*kept, strict=True)
-    return TextSet(name, list(labels), list(steps), list(samples), list(scores), list(files))
+    read = [(label, step, *_content(source), source) for label, step, source in columns]
+    keys = [_prompts(samples) for _, _, samples, *_ in read]
+    alike = [each for each, key in zip(read, keys, strict=True) if key == keys[-1]]
+    return TextSet(name, *map(list, zip(*alike, strict=True)))
+
+
+def _content(source: TextSource) -> tuple[Samples, Mapping[str, Scores], Mapping[str, Any]]:
+    """Return texts, scores, and a judge's reasons."""
+    if isinstance(source, StoredTexts):
+        return source.samples, source.scores, {}
+    file = read_scored_file(source)
+    return file.samples, file.scores, file.reasons
 
 
 def _prompts(samples: Samples) -> list[tuple[str, str]]:
@@ -212,77 +173,67 @@ def _with_text_figures(stored: StoredRun, texts: TextSet) -> StoredRun:
             diversity, by_prompt = _diversity(words, repeats)
             metrics = {**each.metrics, LENGTH: float(lengths.mean()), DIVERSITY: diversity}
             evidence = {**each.evidence}
-            if is_even(texts.files[column]):
+            if is_even(texts.sources[column]):
                 evidence |= {LENGTH: lengths.mean(axis=1), DIVERSITY: by_prompt}
             each = replace(each, metrics=metrics, evidence=evidence)
         steps.append(each)
     return replace(stored, steps=steps, modes={**stored.modes, DIVERSITY: "max"})
 
 
-def _diversity(words: Sequence[Words], repeats: int) -> tuple[float, Scores]:
+def _diversity(words: Sequence[list[str]], repeats: int) -> tuple[float, Scores]:
     """Return Distinct-2 of all texts as one corpus, and its jackknife value of each prompt."""
-    own = [
-        Counter(pair for row in words[i : i + repeats] for pair in pairwise(row))
-        for i in range(0, len(words), repeats)
-    ]
-    lengths = [sum(map(len, words[i : i + repeats])) for i in range(0, len(words), repeats)]
-    counts = Counter(pair for row in words for pair in pairwise(row))
-    total = sum(lengths)
-    whole = len(counts) / total if total else nan
+    prompts = [words[i : i + repeats] for i in range(0, len(words), repeats)]
+    own = [Counter(pair for row in rows for pair in pairwise(row)) for rows in prompts]
+    lengths = [sum(map(len, rows)) for rows in prompts]
+    counts, total = Counter(pair for row in words for pair in pairwise(row)), sum(lengths)
     without = [
-        (len(counts) - sum(counts[pair] == count for pair, count in each.items())) / (total - n)
-        if total > n
+        (len(counts) - sum(counts[pair] == n for pair, n in each.items())) / (total - length)
+        if total > length
         else nan
-        for each, n in zip(own, lengths, strict=True)
+        for each, length in zip(own, lengths, strict=True)
     ]
+    whole = len(counts) / total if total else nan
     return whole, jackknife_values(whole, without)
 
 
 # Rules
 
 
-def _rules(
-    stored: StoredRun, summary: Mapping[str, Any], options: Any, missing: list[str]
-) -> tuple[RunRules, str]:
+def _rules(stored: StoredRun, options: Any, missing: list[str]) -> tuple[RunRules, str]:
     """Return the rules to replay, and their origin in words."""
-    found = dict(_recorded(stored, missing))
+    rules = dict(_recorded(stored, missing))
     origin = "rules of the run, as in its config.yaml"
-    chosen = summary.get("selection")
-    if "best" not in found and isinstance(chosen, dict) and chosen.get("monitor"):
+    chosen = as_mapping(stored.summary.get("selection"))
+    if "best" not in rules and chosen.get("monitor"):
         origin = "selection of the run, as in its summary.json"
         try:
             monitor = logged_key(stored, chosen["monitor"])
-            bounds = {
-                logged_key(stored, key): (low, high)
-                for key, (low, high) in (chosen.get("constraints") or {}).items()
-            }
-            mode = better_mode(stored, monitor)
-            how = {k: chosen[k] for k in CHOICES if chosen.get(k)}
-            found["best"] = BestRule(monitor, mode, constraints=bounds, **how)
+            bounds = {logged_key(stored, k): v for k, v in chosen.get("constraints", {}).items()}
+            mode, how = better_mode(stored, monitor), {k: chosen[k] for k in CHOICES if k in chosen}
+            rules["best"] = BestRule(monitor, mode, constraints=bounds, **how)
         except (AttributeError, TypeError, ValueError) as error:
             missing.append(f"selection of the run: {error}")
     if options.maximise or options.minimise or options.guard or options.pareto:
         given = run_rules(stored, options)
-        found |= {field: rule for field, _ in _RULES.values() if (rule := getattr(given, field))}
+        rules |= {field: rule for field, _ in _RULES.values() if (rule := getattr(given, field))}
         origin = "rules of the command line"
-    if "best" not in found and "pareto" not in found:
-        scored = [key for each in stored.steps for key in each.evidence]
-        scored += [key for key in ("eval_loss", "eval/loss", "val_loss") if key in stored.keys]
-        scored = [k for k in scored if "fail_rate" not in k and k not in (DIVERSITY, LENGTH)]
-        scored.sort(key=lambda key: key not in stored.modes)
-        if scored:
-            mode = better_mode(stored, scored[0])
-            found["best"] = BestRule(scored[0], mode)
-            origin = (
-                f"no rule is recorded: {scored[0]} selects, as better when "
-                f"{'higher' if mode == 'max' else 'lower'}; --maximise or --minimise another"
-            )
-    if "alarm" not in found and (alarm := _default_alarm(stored, found.get("best"))):
-        found["alarm"] = alarm
+    if "best" not in rules and "pareto" not in rules:
+        keys = [key for each in stored.steps for key in each.evidence]
+        keys += [key for key in ("eval_loss", "eval/loss", "val_loss") if key in stored.keys]
+        keys = [key for key in keys if "fail_rate" not in key and key not in (DIVERSITY, LENGTH)]
+        keys.sort(key=lambda key: (key not in stored.modes, better_mode(stored, key) is None))
+        if keys:
+            mode = better_mode(stored, keys[0]) or "max"
+            rules["best"] = BestRule(keys[0], mode)
+            better = "higher" if mode == "max" else "lower"
+            origin = (f"no rule is recorded: {keys[0]} selects, as better when {better}; "
+                      "--maximise or --minimise another")  # fmt: skip
+    if "alarm" not in rules and (alarm := _default_alarm(stored, rules.get("best"))):
+        rules["alarm"] = alarm
         origin += "; alarm of the report, since the run had none"
-    if not found:
-        found["best"] = BestRule("")  # no validations to judge
-    return RunRules(**found), origin
+    if not rules:
+        rules["best"] = BestRule("")  # no validations to judge
+    return RunRules(**rules), origin
 
 
 def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]]:
@@ -296,17 +247,16 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
         if name not in _RULES:
             continue
         role, kind = _RULES[name]
-        known = {each.name for each in fields(kind)}
+        names = {each.name for each in fields(kind)}
         try:
-            given = {_GIVEN.get(k, k): v for k, v in (entry.get("init_args") or {}).items()}
-            settings = {k: v for k, v in given.items() if k in known and v is not None}
-            if "constraints" in settings:
-                settings["constraints"] = {k: tuple(v) for k, v in settings["constraints"].items()}
+            given = dict(entry.get("init_args") or {})
+            given["top_k"] = given.pop("save_top_k", None)
+            settings = {k: v for k, v in given.items() if k in names and v is not None}
             for key, direction in (("monitor", "mode"), ("proxy", "proxy_mode")):
                 if key in settings:
                     settings.setdefault(direction, better_mode(stored, settings[key]))
-            if isinstance(settings.get("held_out"), str | list) and not given.get("held_out_mode"):
-                keys = settings["held_out"]
+            keys = settings.get("held_out")
+            if isinstance(keys, str | list) and not given.get("held_out_mode"):
                 keys = [keys] if isinstance(keys, str) else keys
                 settings["held_out"] = {key: better_mode(stored, key) for key in keys}
             rule = kind(**settings)
@@ -320,7 +270,7 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
             yield role, rule
 
 
-def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
+def _default_alarm(stored: StoredRun, best: BestRule | None) -> AlarmRule | None:
     """Return an alarm on the reward against scores outside of it, and Distinct-2.
 
     None if no reward was logged: supervised training does not optimise one.
@@ -329,21 +279,23 @@ def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
     proxy = next((key for key in _REWARDS if key in keys), None)
     rewarded = {key.partition("/")[2] for key in keys if key.startswith("reward/")}
     # What other trainers store is the reward and its parts, also on held-out prompts.
-    rewarded |= {
-        key.rpartition("/")[2]
-        for name in stored.texts
-        for key in keys
-        if key.startswith(f"{name}/")
-    }
+    theirs = tuple(f"{name}/" for name in _theirs(stored))
+    rewarded |= {key.rpartition("/")[2] for key in keys if key.startswith(theirs)}
     scored = dict.fromkeys(key for each in stored.steps for key in each.evidence)
     held_out = {
-        key: better_mode(stored, key)
+        key: mode
         for key in scored
-        if (key in stored.modes or not _UNCLEAR.search(key))
+        if (mode := better_mode(stored, key)) is not None
         and key.rpartition("/")[2] not in {*rewarded, "fail_rate"}
         and key not in (proxy, best.monitor if best else None)
     }
-    return AlarmRule(proxy, held_out, better_mode(stored, proxy)) if proxy and held_out else None
+    return AlarmRule(proxy, held_out) if proxy and held_out else None
+
+
+def _theirs(stored: StoredRun) -> list[str]:
+    """Return the names of the texts that another trainer stored."""
+    names = stored.samples.items()
+    return [n for n, each in names if any(isinstance(t, StoredTexts) for t in each.values())]
 
 
 # Decisions
@@ -355,8 +307,7 @@ def _decisions(selection: Selection) -> dict[str, Any]:
         return {}
     content, rules = to_json(selection), selection.rules
     for row, each in zip(content["validations"], selection.decided, strict=True):
-        row["intervals"] = {k: v for k, v in row["intervals"].items() if _holds(each, k, v)}
-        row["missed"] = [c.reason for c in each.constraints.values() if not c.met]
+        row["missed"] = [check.reason for check in each.constraints.values() if not check.met]
     seen = {each.validation.step: each.validation.metrics for each in selection.decided}
     shown = [next(iter(seen)), content["step"], next(reversed(seen))]
     scored = [k for k in selection.run.keys if any(k in s.evidence for s in selection.run.steps)]
@@ -368,11 +319,6 @@ def _decisions(selection: Selection) -> dict[str, Any]:
     ]  # fmt: skip
     content["constraints"] = dict(rules.best.constraints) if rules.best else {}
     return content
-
-
-def _holds(each: Decided, key: str, interval: tuple[float, float]) -> bool:
-    """Return whether an interval contains its value; with few prompts a jackknife's may not."""
-    return interval[0] <= each.validation.metrics[key] <= interval[1]
 
 
 class Alarm(NamedTuple):
@@ -411,34 +357,6 @@ def _marks(selection: Selection, alarm: Alarm | None) -> list[dict[str, Any]]:
     return [{"kind": kind, "step": step, "reason": reason} for kind, step, reason in events]
 
 
-def _front(selection: Selection) -> dict[str, Any] | None:
-    """Return the Pareto front, of the rule or of the score and the first other that changes."""
-    rules, plain = selection.rules, [each.validation for each in selection.decided]
-    rule = rules.pareto
-    if rule is None and rules.best:
-        key, modes = rules.best.monitor, rules.alarm.modes if rules.alarm else {}
-        others = (
-            other
-            for other in (*rules.best.constraints, *modes)
-            if other != key
-            and modes.get(other) != "drift"
-            and len({each.metrics.get(other) for each in plain}) > 1
-        )
-        if (other := next(others, None)) is not None:
-            rule = ParetoRule({each: better_mode(selection.run, each) for each in (key, other)})
-    if rule is None:
-        return None
-    front = list(RunRules(pareto=rule).replay(plain))
-    steps = set(front[-1].front) if front else set()
-    (x, y) = list(rule.metrics)[:2]
-    points = [
-        {"step": each.step, "x": each.metrics.get(x), "y": each.metrics.get(y),
-         "front": each.step in steps, "best": each.step == selection.best}
-        for each in plain
-    ]  # fmt: skip
-    return {"x": x, "y": y, "modes": dict(rule.metrics), "points": points}
-
-
 # Verdict
 
 
@@ -447,44 +365,77 @@ def _before_after(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     if not summary.get("before") or not summary.get("after"):
         return None
     intervals, others = summary.get("intervals", {}), summary.get("others", {})
-    directions = summary.get("directions", {})
+    after, directions = summary["after"], summary.get("directions", {})
     rows = []
     for name, before in summary["before"].items():
-        if name == "generations":
-            continue
-        main = name == summary.get("score")
-        rows.append({
-            "name": name, "judge": False, "mode": directions.get(f"score/{name}"),
-            "before": before, "after": summary["after"].get(name),
-            "others": [other.get("after", other).get(name) for other in others.values()],
-            "difference": summary.get("difference") if main else None,
-            "interval": summary.get("difference_ci95") if main else None,
-        })  # fmt: skip
+        if name != "generations":
+            main = summary if name == summary.get("score") else {}
+            rows.append({
+                "name": name, "judge": False, "mode": directions.get(f"score/{name}"),
+                "before": before, "after": after.get(name), "difference": main.get("difference"),
+                "others": [each.get("after", each).get(name) for each in others.values()],
+                "interval": main.get("difference_ci95"),
+            })  # fmt: skip
     for name, judge in (summary.get("judges") or {}).items():
+        theirs = judge.get("others") or {}
         rows.append({
             "name": name, "judge": True, "mode": directions.get(f"judges/{name}"),
-            "before": judge.get("before"), "after": judge.get("after"),
-            "others": [(judge.get("others") or {}).get(o, {}).get("value") for o in others],
-            "difference": judge.get("difference"), "interval": judge.get("difference_ci95"),
+            **{key: judge.get(key) for key in ("before", "after", "difference")},
+            "others": [theirs.get(other, {}).get("value") for other in others],
+            "interval": judge.get("difference_ci95"),
         })  # fmt: skip
     for row in rows:
         for side in ("before", "after"):
             row[f"{side}_interval"] = intervals.get(side, {}).get(row["name"])
     last = summary.get("best_checkpoint") == LAST_STEP
-    step = summary.get("steps") if last else (summary.get("selection") or {}).get("step")
-    texts = summary["after"].get("generations")
-    return {"rows": rows, "others": list(others), "texts": texts, "step": step}
+    step = summary.get("steps") if last else as_mapping(summary.get("selection")).get("step")
+    return {"rows": rows, "others": list(others), "texts": after.get("generations"), "step": step}
 
 
 def _outcome(row: Mapping[str, Any]) -> int:
     """Return 1 for an improvement beyond its interval, -1 for a decline, 0 if neither is shown."""
-    ends: Sequence[float | None] = row.get("interval") or ()
-    sign = -1 if row.get("mode") == "min" else 1
-    known = sorted(sign * end for end in ends if end is not None)
-    if len(known) != 2:
+    sign = sign_of(row.get("mode"))
+    ends = sorted(sign * end for end in row.get("interval") or () if end is not None)
+    if len(ends) != 2:
         return 0
-    low, high = known
-    return 1 if low > 0 else -1 if high < 0 else 0
+    return 1 if ends[0] > 0 else -1 if ends[1] < 0 else 0
+
+
+class Facts(NamedTuple):
+    """What the verdict depends on; `outcome` is 1 for better, -1 for worse, 0 if not shown."""
+
+    validated: bool
+    judged: bool  # there are validations, or texts before and after training
+    alarm: bool
+    selects: bool  # there is a rule that selects
+    selected: bool
+    before_alarm: bool
+    outcome: int
+    fallen: bool
+
+
+_GAMED = "on the reward was probably gamed."
+# The first condition that holds is the verdict: its tone and its sentence.
+_VERDICTS: Sequence[tuple[Callable[[Facts], bool], str, str]] = (
+    (lambda f: not f.judged, "none", "No validation to judge this run by."),
+    (lambda f: f.alarm and not f.selected, "bad",
+     f"From step {{alarm}} {_GAMED} No checkpoint can be selected."),
+    (lambda f: f.alarm and not f.before_alarm, "bad",
+     f"From step {{alarm}} {_GAMED} The selected step {{best}} is not from before the alarm. Read "
+     "its texts first."),
+    (lambda f: f.alarm and f.outcome > 0 and not f.fallen, "warn",
+     f"It worked up to step {{best}}, but from step {{alarm}} {_GAMED} {{take}}, from before the "
+     "alarm."),
+    (lambda f: f.alarm, "bad", f"From step {{alarm}} {_GAMED} {{take}}, from before the alarm."),
+    (lambda f: f.validated and not f.selects, "none",
+     "No rule selects a checkpoint, and no alarm was raised: --maximise KEY selects."),
+    (lambda f: f.validated and not f.selected, "bad", "No checkpoint can be selected: {why}."),
+    (lambda f: f.outcome > 0 and f.fallen, "warn",
+     "{first} improved, but {fallen} got worse{guard}. {take}."),
+    (lambda f: f.outcome > 0, "good", "It worked{guard}. {take}."),
+    (lambda f: f.outcome < 0, "bad", "It got worse{guard}. {take}."),
+    (lambda f: True, "warn", "No improvement is shown{guard}. {take}."),
+)  # fmt: skip
 
 
 def _verdict(
@@ -495,81 +446,61 @@ def _verdict(
 ) -> dict[str, Any]:
     """Return the verdict in a sentence, its tone, and the evidence."""
     rows = [row for row in (results or {"rows": []})["rows"] if row["interval"]]
-    outcome, changes = (_outcome(rows[0]) if rows else 0), [_change(row) for row in rows]
-    best, rules = selection.best, selection.rules
-    seen = [each.validation for each in selection.decided]
+    outcome, details = (_outcome(rows[0]) if rows else 0), [_change(row) for row in rows]
+    best, rules, steps = selection.best, selection.rules, selection.decided
     if not rows and best is not None and rules.best:
-        outcome, changes = _selected_change(selection)
+        outcome, details = _selected_change(selection)
     fallen = [row["name"] for row in rows[1:] if _outcome(row) < 0]
-    path = selection.checkpoint(best)
-    take = f"Take step {best}" + ("" if path else ", which is not on disk")
-    if not seen and not rows:
-        logged = bool(selection.run.steps)
-        sentence = "No validation to judge this run by." if logged else "No log of a run here."
-        return {"tone": "none", "sentence": sentence, "details": []}
+    after = results["step"] if rows and results else None
+    if steps and after not in (None, best):
+        details.append(f"The texts after training are of step {after}, not of step {best}.")
     if alarm:
-        gamed = f"from step {alarm.step} on the reward was probably gamed"
-        known = {each.step: each.metrics for each in seen}
-        then, now = known[seen[0].step] if seen else {}, known.get(alarm.step, {})
-        pair = [rules.alarm.proxy if rules.alarm else "", alarm.fell]
-        moved = [
-            f"{k} went from {_number(then.get(k))} to {_number(now.get(k))}" for k in pair if k
-        ]
-        details = ["The policy found texts that the reward likes and a held-out score does not"
-                   + (f": {', while '.join(moved)}." if moved else ".")]  # fmt: skip
-        details += [
-            f"The phrase that grew most is “{each['phrase']}”: in {100 * each['first']:.0f} % of "
-            f"the texts at {each['since']}, in {100 * each['last']:.0f} % at {each['at']}."
-            for each in phrases[:1]
-            if each["grown"] >= 0.1
-        ]
-        details += [f"Alarm: {alarm.reason}.", *changes]
-        tone, head = "bad", f"{gamed[0].upper()}{gamed[1:]}"
-        if best is None:
-            end = "No checkpoint can be selected."
-        elif best < alarm.step:
-            end = f"{take}, from before the alarm."
-            if outcome > 0 and not fallen:
-                tone, head = "warn", f"It worked up to step {best}, but {gamed}"
-        else:
-            end = f"The selected step {best} is not from before the alarm. Read its texts first."
-        return {"tone": tone, "sentence": f"{head}. {end}", "details": details}
-    if seen and not (rules.best or rules.pareto):
-        sentence = "No rule selects a checkpoint, and no alarm was raised: --maximise KEY selects."
-        return {"tone": "none", "sentence": sentence, "details": changes}
-    if seen and best is None:
-        missed = sum(
-            any(not c.met for c in each.constraints.values()) for each in selection.decided
-        )
-        what = rules.best.monitor if rules.best else "the score"
-        of = counted(len(seen), "validation")
-        why = f"{what} has no finite value at any of {of}"
-        why = f"a constraint excludes {missed} of {of}" if missed else why
-        sentence = f"No checkpoint can be selected: {why}."
-        return {"tone": "bad", "sentence": sentence, "details": changes}
-    tone, head = {1: ("good", "It worked"), 0: ("warn", "No improvement is shown"),
-                  -1: ("bad", "It got worse")}[outcome]  # fmt: skip
-    if outcome > 0 and fallen:
-        tone, head = "warn", f"{rows[0]['name']} improved, but {', '.join(fallen)} got worse"
+        details = [*_moved(selection, alarm, phrases), f"Alarm: {alarm.reason}.", *details]
     watched = rules.alarm or any(key.endswith("guard/alarm") for key in selection.run.keys)
     guard = ", and no alarm was raised" if watched else ", and no held-out score was watched"
     if not watched and any(row["judge"] for row in rows):
         guard = "" if fallen else ", and no judge is shown to be worse"
-    sentence = f"{head}{guard}." + (f" {take}." if seen else "")
-    after = results["step"] if rows and results else None
-    if seen and after not in (None, best):
-        changes.append(f"The texts after training are of step {after}, not of step {best}.")
-    return {"tone": tone, "sentence": sentence, "details": changes}
+    missed = sum(any(not c.met for c in each.constraints.values()) for each in steps)
+    monitor = rules.best.monitor if rules.best else "the score"
+    why = f"a constraint excludes {missed} of" if missed else f"{monitor} is not finite at any of"
+    why = f"{why} {counted(len(steps), 'validation')}"
+    take = f"Take step {best}" + ("" if selection.checkpoint(best) else ", which is not on disk")
+    early = alarm is not None and best is not None and best < alarm.step
+    facts = Facts(bool(steps), bool(steps or rows), alarm is not None, selection.selects,
+                  best is not None, early, outcome, bool(fallen))  # fmt: skip
+    tone, sentence = next((tone, words) for holds, tone, words in _VERDICTS if holds(facts))
+    words = {"why": why, "guard": guard, "best": best, "alarm": alarm and alarm.step, "take": take,
+             "fallen": ", ".join(fallen), "first": rows[0]["name"] if rows else ""}  # fmt: skip
+    if best is None:  # texts before and after training alone
+        sentence = sentence.replace(" {take}.", "")
+    return {"tone": tone, "sentence": sentence.format(**words), "details": details}
+
+
+def _moved(
+    selection: Selection, alarm: Alarm, phrases: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yield by what the reward was gamed."""
+    known = {each.validation.step: each.validation.metrics for each in selection.decided}
+    then, now = next(iter(known.values()), {}), known.get(alarm.step, {})
+    pair = [selection.rules.alarm.proxy if selection.rules.alarm else "", alarm.fell]
+    moved = [f"{k} went from {_number(then.get(k))} to {_number(now.get(k))}" for k in pair if k]
+    yield ("The policy found texts that the reward likes and a held-out score does not"
+           + (f": {', while '.join(moved)}." if moved else "."))  # fmt: skip
+    for each in phrases[:1]:
+        if each["grown"] >= 0.1:
+            yield (
+                f"The phrase that grew most is “{each['phrase']}”: in {100 * each['first']:.0f} % "
+                f"of the texts at {each['since']}, in {100 * each['last']:.0f} % at {each['at']}."
+            )
 
 
 def _change(row: Mapping[str, Any]) -> str:
-    who = "judge " if row["judge"] else ""
     low, high = row["interval"]
     ends = f"{_number(low, '+')} to {_number(high, '+')}" if low is not None else "unknown"
     return (
-        f"{who}{row['name']} went from {_number(row['before'])} to {_number(row['after'])} on "
-        f"prompts of neither training nor selection (difference {_number(row['difference'], '+')}, "
-        f"95 % interval {ends})."
+        f"{'judge ' if row['judge'] else ''}{row['name']} went from {_number(row['before'])} to "
+        f"{_number(row['after'])} on prompts of neither training nor selection (difference "
+        f"{_number(row['difference'], '+')}, 95 % interval {ends})."
     )
 
 
@@ -588,8 +519,7 @@ def _selected_change(selection: Selection) -> tuple[int, list[str]]:
     if difference is None:
         return 0, [f"{what}; without scores by prompt, chance is not excluded."]
     sign = sign_of(rule.mode) * (1 if difference.value > 0 else -1)
-    outcome = int(sign) if difference.distinguishable else 0
-    return outcome, [f"{what} ({describe(difference)})."]
+    return int(sign) if difference.distinguishable else 0, [f"{what} ({describe(difference)})."]
 
 
 def _number(value: Any, sign: str = "") -> str:
@@ -607,33 +537,23 @@ def _charts(selection: Selection) -> list[dict[str, Any]]:
     bands: dict[str, dict[int, tuple[float, float]]] = {}
     for each in selection.decided:
         for key in each.validation.evidence or {}:
-            found = interval_of(each, key)
-            if found and _holds(each, key, found):
-                bands.setdefault(key, {})[each.validation.step] = found
+            if ends := interval_of(each, key):
+                bands.setdefault(key, {})[each.validation.step] = ends
+    held_out = [
+        k for k in dict.fromkeys([*selection.keys, *run.modes, *bands]) if "guard/" not in k
+    ]
     bounds = rules.best.constraints if rules.best else {}
-    held_out = [*selection.keys, *run.modes, *bands]
     charts = []
     for key in run.keys:
-        if key in _REWARDS:
-            group = "reward"
-        elif _KL.search(key) and not key.startswith("guard"):
-            group = "KL"
-        elif key in (DIVERSITY, LENGTH) or _DRIFT.search(key):
-            group = "drift"
-        else:
-            group = "score" if key in held_out and not key.startswith("guard/") else "other"
+        group = next((name for name, keys in _GROUPS.items() if keys.fullmatch(key)), None)
         points = [(s.step, _plain(s.metrics[key])) for s in run.steps if key in s.metrics]
         charts.append({
-            "key": key, "group": group, "mode": run.modes.get(key),
+            "key": key, "group": group or ("score" if key in held_out else "other"),
+            "mode": run.modes.get(key), "bounds": list(bounds.get(key, ())),
             "points": [(*points[i], *map(_plain, bands.get(key, {}).get(points[i][0], ())))
                        for i in evenly_spaced(len(points), MOST_POINTS)],
-            "bounds": list(bounds.get(key, ())),
         })  # fmt: skip
-    order = ("reward", "score", "KL", "drift", "other")
-    rank = {key: place for place, key in enumerate(dict.fromkeys(held_out))}
-    return sorted(
-        charts, key=lambda each: (order.index(each["group"]), rank.get(each["key"], len(rank)))
-    )
+    return sorted(charts, key=lambda each: each["key"] not in held_out)
 
 
 def _plain(value: Any) -> float | None:
@@ -644,135 +564,88 @@ def _plain(value: Any) -> float | None:
 # Texts in the page
 
 
-def _columns(each: TextSet, selection: Selection, alarm: Alarm | None) -> list[int]:
-    """Return the columns to show: ends, selected, alarm, and others evenly spaced."""
-    n = len(each.labels)
-    if n <= MOST_COLUMNS:
-        return list(range(n))
-    marked = (selection.best, alarm.step if alarm else None)
-    first = [0, n - 1, *(i for i, s in enumerate(each.steps) if s in marked)]
-    wanted = dict.fromkeys([*first, *evenly_spaced(n, MOST_COLUMNS)])
-    return sorted([*wanted][:MOST_COLUMNS])
-
-
 def _shown(
-    each: TextSet, columns: Sequence[int], budget: int, selection: Selection
+    texts: TextSet, selection: Selection, alarm: Alarm | None, budget: int
 ) -> dict[str, Any]:
-    """Return the texts of some columns that fit the budget of bytes, with their scores."""
-    rows = len(each.samples[0])
-    names = list(dict.fromkeys(name for scores in each.scores for name in scores))
-    proxy, held_out = _pair_of_components(names, selection)
-    gamed = _gamed(each, proxy, held_out)
-    sizes = [[min(len(text), LONGEST) for text in each.samples[c].texts] for c in columns]
-    lengths = np.sum(sizes, axis=0) + len(columns) * (7.0 * len(names) + 12)
-    count = rows if lengths.sum() <= budget else max(1, int(budget / lengths.mean()))
+    """Return the texts of some columns that fit the budget of bytes, with their scores.
+
+    If there are too many, half are evenly spaced, and half those whose reward rose most while the
+    held-out score fell. Shown are the ends, the selected, the alarm, and others evenly spaced.
+    """
+    marked = (selection.best, alarm.step if alarm else None)
+    last, rows = len(texts.labels) - 1, len(texts.samples[0])
+    wanted = [0, last, *(i for i, step in enumerate(texts.steps) if step in marked)]
+    wanted += evenly_spaced(last + 1, MOST_COLUMNS)
+    columns = sorted([*dict.fromkeys(wanted)][:MOST_COLUMNS])
+    names = list(dict.fromkeys(name for scores in texts.scores for name in scores))
+    gamed = _gamed(texts, names, selection)
+    sizes = [[min(len(text), LONGEST) for text in texts.samples[c].texts] for c in columns]
+    mean = np.sum(sizes, axis=0).mean() + len(columns) * (7 * len(names) + 12)
+    count = min(rows, max(1, int(budget / mean)))
     chosen = np.arange(rows)
     if count < rows:
         even = evenly_spaced(rows, -(-count // 2))
         chosen = np.unique([*even, *np.argsort(-gamed, kind="stable")[: count // 2]])
-    prompts = _prompts(each.samples[0])
-    explained = {column: _explanations(each.files[column], rows) for column in columns}
-    items, spent = [], 0.0
-    for row in chosen.tolist():
-        spent += lengths[row]
-        if spent > 1.2 * budget:
-            break
-        texts = [each.samples[column].texts[row] for column in columns]
-        item = {
+    prompts = _prompts(texts.samples[0])
+    items = [
+        {
             "i": row, "p": _cut(prompts[row][0]), "l": _cut(prompts[row][1]),
-            "t": [_cut(text) for text in texts],
-            "s": [[_plain(each.scores[c][k][row]) if k in each.scores[c] else None
-                   for k in names] + [len(_WORD.findall(texts[place]))]
-                  for place, c in enumerate(columns)],
-        }  # fmt: skip
-        found = [explained[column].get(row) for column in columns]
-        items.append({**item, "x": found} if any(found) else item)
-    best = [i for i, c in enumerate(columns) if each.steps[c] == selection.best is not None]
+            "t": [_cut(texts.samples[c].texts[row]) for c in columns],
+            "s": [[_plain(texts.scores[c][k][row]) if k in texts.scores[c] else None
+                   for k in names] for c in columns],
+            "g": _plain(gamed[row]),
+            "r": [{k: _cut(each[row]) for k, each in texts.reasons[c].items()} for c in columns],
+        }
+        for row in chosen.tolist()
+    ]  # fmt: skip
+    best = [i for i, c in enumerate(columns) if texts.steps[c] == selection.best is not None]
     return {
-        "name": each.name, "columns": [each.labels[c] for c in columns],
-        "steps": [each.steps[c] for c in columns],
-        "components": [*names, "words"], "proxy": names.index(proxy) if proxy else None,
-        "held_out": names.index(held_out) if held_out else None,
-        "best": best[0] if best else None, "total": rows * len(each.labels), "items": items,
-        "modes": [_mode_of(each.name, name, selection) for name in names] + [None],
+        "name": texts.name, "columns": [texts.labels[c] for c in columns], "components": names,
+        "steps": [texts.steps[c] for c in columns], "best": best[0] if best else None,
+        "total": rows, "items": items,
     }  # fmt: skip
-
-
-def _mode_of(set_: str, name: str, selection: Selection) -> str | None:
-    modes = selection.run.modes
-    keys = (f"{set_}/{name}", f"eval_{set_}/{name}", f"score/{name}", f"judges/{name}", name)
-    return next((modes[key] for key in keys if key in modes), None)
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} … [cut, {len(text):,} characters]"
 
 
-def _pair_of_components(
-    names: Sequence[str], selection: Selection
-) -> tuple[str | None, str | None]:
-    """Return the component that is optimised, and one that is not."""
-    rules = selection.rules
-    proxies = [rules.alarm.proxy] if rules.alarm else []
-    proxies += [rules.best.monitor] if rules.best else []
-    last = [key.rpartition("/")[2] for key in proxies]
-    proxy = next((key for key in (*last, *names) if key in names), None)
-    kept = [key.rpartition("/")[2] for key in (rules.alarm.modes if rules.alarm else ())]
-    return proxy, next((k for k in (*kept, *names) if k in names and k != proxy), None)
-
-
-def _gamed(each: TextSet, proxy: str | None, held_out: str | None) -> Scores:
+def _gamed(texts: TextSet, names: Sequence[str], selection: Selection) -> Scores:
     """Return how far the reward of a text rose while the held-out score fell, in deviations."""
-    rows = len(each.samples[0])
-    if proxy is None or held_out is None or proxy not in each.scores[0]:
-        return np.zeros(rows)
-    rise, fall = (
-        each.scores[-1].get(key, np.zeros(rows)) - each.scores[0].get(key, np.zeros(rows))
-        for key in (proxy, held_out)
-    )
+    rules = selection.rules
+    optimised = [rules.alarm.proxy] if rules.alarm else []
+    optimised += [rules.best.monitor] if rules.best else []
+    held_out = [*rules.alarm.modes] if rules.alarm else []
+    proxies, others = ([k.rpartition("/")[2] for k in keys] for keys in (optimised, held_out))
+    proxy = next((key for key in (*proxies, *names) if key in names), None)
+    other = next((key for key in (*others, *names) if key in names and key != proxy), None)
+    rows = np.zeros(len(texts.samples[0]))
+    if proxy is None or other is None:
+        return rows
+    rise, fall = (texts.scores[-1].get(k, rows) - texts.scores[0].get(k, rows)
+                  for k in (proxy, other))  # fmt: skip
     sides = [side / (np.nanstd(side) or 1.0) for side in (rise, -fall) if np.isfinite(side).any()]
-    return np.nan_to_num(np.min(sides, axis=0), nan=-9.0) if len(sides) == 2 else np.zeros(rows)
-
-
-def _explanations(file: TextSource, rows: int) -> dict[int, Any]:
-    """Return row → the stored `"explanation"` and the reasons of a judge, by score."""
-    told = rb'"(explanation|reasons)"'
-    if isinstance(file, StoredTexts) or not re.search(told, file.read_bytes()):
-        return {}
-    found = {}
-    for i, record in enumerate(read_jsonl(file)[:rows]):
-        explained = {**as_mapping(record.get("explanation"))}
-        for name, reason in as_mapping(record.get("reasons")).items():
-            if reason:
-                explained[name] = {"score": record["scores"].get(name), "reason": _cut(reason)}
-        if explained:
-            found[i] = explained
-    return found
+    return np.nan_to_num(np.min(sides, axis=0), nan=-9.0) if len(sides) == 2 else rows
 
 
 # Diagnosis
 
 
-def _phrases(each: TextSet, columns: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the phrases of one to five words whose share of texts grew most since the start.
-
-    `columns` are those whose shares are shown.
-    """
-    if len(each.labels) < 2:
+def _phrases(texts: TextSet) -> list[dict[str, Any]]:
+    """Return the phrases of one to five words whose share of texts grew most since the start."""
+    if len(texts.labels) < 2:
         return []
-    rows = len(each.samples[0])
-    picked = evenly_spaced(rows, COUNTED)
+    picked = evenly_spaced(len(texts.samples[0]), COUNTED)
 
     def shares(column: int) -> Counter[tuple[str, ...]]:
-        found: Counter[tuple[str, ...]] = Counter()
-        words = each.words(column)
-        for row in picked:
-            text = words[row][:400]
-            found.update({tuple(text[i : i + n]) for n in range(1, 6)
-                          for i in range(len(text) - n + 1)})  # fmt: skip
-        return found
+        counts: Counter[tuple[str, ...]] = Counter()
+        words = texts.words(column)
+        for text in (words[row][:400] for row in picked):
+            counts.update({tuple(text[i : i + n]) for n in range(1, 6)
+                           for i in range(len(text) - n + 1)})  # fmt: skip
+        return counts
 
-    at = 1 if each.steps[0] is None else len(each.labels) - 1  # after, not a text by others
+    at = 1 if texts.steps[0] is None else len(texts.labels) - 1  # after, not a text by others
     start, end = shares(0), shares(at)
     ranked = sorted(
         (gram for gram, count in end.items() if count >= max(3, 0.05 * len(picked))),
@@ -789,12 +662,10 @@ def _phrases(each: TextSet, columns: Sequence[int]) -> list[dict[str, Any]]:
             chosen.append(gram)
         elif grown >= 0.9 * (end[part] - start[part]):
             chosen[chosen.index(part)] = gram
-    counts = {c: start if c == 0 else end if c == at else shares(c) for c in columns}
     n = len(picked)
     return [
         {"phrase": " ".join(gram), "first": start[gram] / n, "last": end[gram] / n,
-         "grown": (end[gram] - start[gram]) / n, "since": each.labels[0], "at": each.labels[at],
-         "shares": [(each.labels[c], _plain(counts[c][gram] / n)) for c in columns]}
+         "grown": (end[gram] - start[gram]) / n, "since": texts.labels[0], "at": texts.labels[at]}
         for gram in sorted(dict.fromkeys(chosen), key=lambda g: (start[g] - end[g], g))[:12]
     ]  # fmt: skip
 
@@ -802,28 +673,3 @@ def _phrases(each: TextSet, columns: Sequence[int]) -> list[dict[str, Any]]:
 def _within(part: tuple[str, ...], whole: tuple[str, ...]) -> bool:
     n = len(part)
     return any(whole[i : i + n] == part for i in range(len(whole) - n + 1))
-
-
-# Several runs
-
-
-def _comparison(names: Sequence[str]) -> dict[str, Any] | None:
-    """Return the QRA++ figures of `ctrlreward compare`; or the reason why not, as `error`."""
-    patterns = ("score/*", "after/*", "judges/*", "difference", "eval*", "reward*", "policy/kl")
-    try:
-        found = compare_runs([read_run(name) for name in names], patterns)
-    except (ValueError, OSError) as error:
-        return {"error": str(error), "rows": []}
-    rows = []
-    for study, agreement in found.studies.items():
-        for metric, values in agreement.metrics.items():
-            columns = [run.studies[study].get(metric, {}) for run in found.runs]
-            curve = found.curves.get(metric)
-            rows.append({
-                "metric": metric, "cv": _plain(values.mean_cv_star),
-                "values": [_plain(next(iter(column.values()), nan)) for column in columns],
-                "pearson": _plain(curve.pearson) if curve else None,
-                "steps": curve.n if curve else None,
-            })  # fmt: skip
-    mean = next(iter(found.studies.values())).mean_cv_star
-    return {"error": "", "rows": rows, "cv": _plain(mean)}

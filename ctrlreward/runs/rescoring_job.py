@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,31 +15,29 @@ from rich.console import Console
 
 from ctrlreward.arguments import Mode
 from ctrlreward.command_line.config_files import read_reward
-from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.reward_file import reward_of
-from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
+from ctrlreward.command_line.terminal import (
+    number_table,
+    plain_console,
+    plain_parser,
+    user_errors,
+)
 from ctrlreward.completion import fixed_randomness
-from ctrlreward.files import JsonLog, finite_or_none, json_text, read_json
-from ctrlreward.functional.means import valid_mean, valid_row_means
+from ctrlreward.files import JsonLog, finite_or_none, json_text
+from ctrlreward.functional.means import valid_mean
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
 from ctrlreward.progress import track
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.runs.folder import (
     PREFIX,
     StoredRun,
-    StoredStep,
+    as_mapping,
     completions_per_prompt,
+    measure_of,
     read_stored_run,
 )
 from ctrlreward.runs.select import Selection, add_rule_options, decide, run_rules, summary, to_json
-from ctrlreward.runs.stored_texts import (
-    READ_TEXTS,
-    TextSource,
-    is_even,
-    note_of,
-    scored_samples,
-    shared_prompts,
-)
+from ctrlreward.runs.stored_texts import READ_TEXTS, TextSource, is_even, scored_samples
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
 from ctrlreward.scorers.records import read_scored_file, write_scored_samples
@@ -48,8 +45,6 @@ from ctrlreward.selection import RunRules
 from ctrlreward.selection.replay import ALARM_KEY
 from ctrlreward.serving.description import reward_id
 from ctrlreward.serving.fingerprint import digest_of
-
-log = logging.getLogger(__name__)
 
 _DESCRIPTION = """Score the stored texts of all validations with another reward or judge, and
 replay the decisions.
@@ -68,18 +63,6 @@ TOTAL = "total"
 PART = 64  # texts that are scored before their scores are written
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Texts that were stored at a step, and their file; `prompts` is a digest without the texts."""
-
-    name: str
-    step: int
-    path: TextSource
-    samples: Samples
-    digest: str
-    prompts: str
-
-
 class Decision(NamedTuple):
     """Decisions of rules on the logged scores, None if no key was logged, and on the new ones."""
 
@@ -89,8 +72,8 @@ class Decision(NamedTuple):
     @property
     def asked(self) -> dict[str, tuple[str, str]]:
         """Question, such as `"best by score/judge"`, → decision on the logged and new scores."""
-        logged = {} if self.logged is None else in_words(self.logged)
-        now = in_words(self.rescored)
+        logged = {} if self.logged is None else _in_words(self.logged)
+        now = _in_words(self.rescored)
         return {question: (logged.get(question, "not logged"), now[question]) for question in now}
 
 
@@ -106,42 +89,39 @@ class Rescored:
 
 def run(arguments: list[str]) -> None:
     """Score, or resume, and print the replayed decisions."""
-    options = _parser().parse_args(arguments)
+    parser = plain_parser("ctrlreward rescore", _DESCRIPTION, _EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    parser.add_argument("reward", metavar="REWARD", help="YAML file, as for 'ctrlreward serve'")
+    add_rule_options(parser)
+    parser.add_argument("--device", help="device of all scorers, such as cuda:1")
+    parser.add_argument("--output", help="folder of the new scores, else RUN/rescored/REWARD")
+    parser.add_argument("--json", action="store_true", help="print all as JSON")
+    options = parser.parse_args(arguments)
     with user_errors(resumes=lambda: True):
-        path = Path(options.reward)
-        block = read_reward(path)
+        block = read_reward(Path(options.reward))
         stored = read_stored_run(options.run)
-        folder = Path(options.output or stored.folder / "rescored" / path.stem)
+        folder = Path(options.output or stored.folder / "rescored" / Path(options.reward).stem)
         reward = reward_of(block, options.device)
-        new, ranges = new_scores(stored, reward)
+        new, _ = new_scores(stored, reward)
         # An error before anything is scored, with placeholders for the new scores.
-        first = {**stored.steps[0].metrics, **dict.fromkeys(new, math.nan)}
-        steps = [replace(stored.steps[0], metrics=first), *stored.steps[1:]]
-        modes, ranges = {**stored.modes, **new}, {**stored.ranges, **ranges}
-        planned = replace(stored, steps=steps, modes=modes, ranges=ranges)
-        rules = [run_rules(planned, each) for each in selections(options, stored, new)]
+        first = replace(
+            stored.steps[0], metrics={**stored.steps[0].metrics, **dict.fromkeys(new, math.nan)}
+        )
+        planned = replace(stored, steps=[first, *stored.steps[1:]], modes={**stored.modes, **new})
+        rules = [run_rules(planned, each) for each in _selections(options, stored, new)]
         try:
             done = rescore(stored, reward, folder, {"reward": block})
         finally:
             reward.release()
-        decisions = [decision(done, each) for each in rules]
+    decisions = []
+    for each in rules:
+        left = _logged_rules(each, done.run.keys)
+        logged = None if left is None else decide(done.run, left)
+        decisions.append(Decision(logged, decide(done.after, each)))
     if options.json:
-        print(json_text(as_json(done, decisions)), end="")
-    else:
-        # A file gets the rows whole.
-        print_result(plain_console(None if sys.stdout.isatty() else 400), done, decisions)
-
-
-def _parser() -> CommandParser:
-    parser = command_parser("ctrlreward rescore", "RUN REWARD [options]", _DESCRIPTION, _EXAMPLES)
-    help_ = "YAML file of the reward, as for 'ctrlreward serve'; each component is a new score"
-    parser.add_argument("run", metavar="RUN", type=str, help="folder of the run")
-    parser.add_argument("reward", metavar="REWARD", type=str, help=help_)
-    add_rule_options(parser, several=True)
-    parser.add("--device", "device of all scorers, such as cuda:1")
-    parser.add("--output", "folder of the new scores. Default: RUN/rescored/<name of REWARD>")
-    parser.add("--json", "print all as JSON", action="store_true")
-    return parser
+        print(json_text(_as_json(done, decisions)), end="")
+    else:  # a file gets the rows whole
+        _print(plain_console(None if sys.stdout.isatty() else 400), done, decisions)
 
 
 def rescore(
@@ -157,32 +137,84 @@ def rescore(
         ValueError: The run has no texts, these lack a column that the reward needs, or the folder
             has scores of another reward.
     """
-    found = list(stored_texts(run))
-    for texts in found:
-        check_stored(reward, texts)
-    identity = {**settings, "fingerprint": reward_id(reward)}
-    progress = Progress(JsonLog(folder / "rescored.jsonl", identity))
-    missing = [texts for texts in found if progress.find(texts, "metrics") is None]
-    total, left = (sum(len(texts.samples) for texts in each) for each in (found, missing))
-    with track("rescoring", total, done=total - left) as tracked:
-        for texts in missing:
-            with tracked.part(len(texts.samples)):
-                progress.add(texts, scored(reward, texts, folder, progress))
-    records = [(texts, {**(progress.find(texts, "metrics") or {})}) for texts in found]
-    for name in names_of(run):
-        prompts = {texts.step: texts.prompts for texts in found if texts.name == name}
-        shared = shared_prompts(prompts)
-        if len(shared) < len(prompts):
-            log.warning(note_of(name, prompts, shared))
-        for texts, record in records:
-            if texts.name == name and (texts.step not in shared or not is_even(texts.path)):
-                record["evidence"] = {}
-    steps = [_with_scores(each, records, folder) for each in run.steps]
-    rows = [{"step": each.step, **_finite(each.metrics)} for each in steps]
-    JsonLog(folder / "metrics.jsonl").replace(rows)
+    names = _names_of(run)
+    texts = [
+        (name, each.step, source, scored_samples(source)[0])
+        for each in run.steps
+        for name, source in each.samples.items()
+        if name in names
+    ]
+    for _, _, source, samples in texts:
+        _check(reward, source, samples)
+    parts = Parts(JsonLog(folder / "rescored.jsonl", {**settings, "reward": reward_id(reward)}))
+    metrics: dict[int, dict[str, float]] = {}
+    with track("rescoring", sum(len(samples) for *_, samples in texts)) as tracked:
+        for name, step, source, samples in texts:
+            path = folder / "samples" / name / f"step={step:06d}.jsonl"
+            with tracked.part(len(samples)):
+                repeats = completions_per_prompt(samples)
+                prompts = Samples([""] * (len(samples) // repeats))
+                scorer = HeldOutScorer(reward.components, prompts, repeats, name)
+                scorer.settings = {"measure": measure_of(source)}
+                with fixed_randomness(scorer.seed):
+                    own = parts.scores(scorer.scored, samples, (name, step))
+                    result = scorer.score_samples(samples, path, own)
+                metrics.setdefault(step, {}).update(result.metrics)
+                totals = total_of(reward, result.scores)
+                if totals is not None:
+                    metrics[step][f"{name}/{TOTAL}"] = valid_mean(totals)
+                    _, shown, kept, reasons, measure = read_scored_file(path)
+                    shown[TOTAL] = totals
+                    write_scored_samples(path, samples, shown, kept, None, reasons, measure)
+    rows = [{**each.metrics, **metrics.get(each.step, {})} for each in run.steps]
+    steps = [each.step for each in run.steps]
+    JsonLog(folder / "metrics.jsonl").replace(
+        {"step": step, **{key: finite_or_none(value) for key, value in row.items()}}
+        for step, row in zip(steps, rows, strict=True)
+    )
+    even = all(is_even(source) for _, _, source, _ in texts)
+    again = {each.step: each for each in read_stored_run(folder).steps}
+    after = [
+        replace(
+            each,
+            metrics=row,
+            evidence={**each.evidence, **(again[each.step].evidence if even else {})},
+            samples={**each.samples, **again[each.step].samples},
+        )
+        for each, row in zip(run.steps, rows, strict=True)
+    ]
     modes, ranges = new_scores(run, reward)
-    after = replace(run, steps=steps, modes={**run.modes, **modes}, ranges={**run.ranges, **ranges})
-    return Rescored(run, after, modes, folder)
+    modes_of, ranges_of = {**run.modes, **modes}, {**run.ranges, **ranges}
+    return Rescored(run, replace(run, steps=after, modes=modes_of, ranges=ranges_of), modes, folder)
+
+
+class Parts:
+    """Scores of parts of the texts, in a log that a resumed command continues."""
+
+    def __init__(self, log: JsonLog) -> None:
+        self.log = log
+        self.known = {(r["of"], r["texts"]): r["scores"] for r in log.read()}
+
+    def scores(
+        self, components: Mapping[str, Component], samples: Samples, of: tuple[str, int]
+    ) -> dict[str, Scores]:
+        """Return the scores of all texts; those of single texts are written part by part."""
+        alone = {name: each for name, each in components.items() if each.scorer.pointwise}
+        rows: dict[str, list[float | None]] = {name: [] for name in alone}
+        for start in range(0, len(samples), PART) if alone else ():
+            part = samples[start : start + PART]
+            key = (f"{of[0]} {of[1]} {start}", digest_of(part.columns()))
+            if key not in self.known:
+                scores = {
+                    k: [*map(finite_or_none, v)] for k, v in score(alone, part).warned().items()
+                }
+                self.log.append({"of": key[0], "texts": key[1], "scores": scores})
+                self.known[key] = scores
+            for name, values in self.known[key].items():
+                rows[name] += values
+        together = {name: each for name, each in components.items() if name not in alone}
+        rest = score(together, samples).warned() if together else {}
+        return {name: np.array(values, np.float64) for name, values in rows.items()} | rest
 
 
 def new_scores(
@@ -191,16 +223,16 @@ def new_scores(
     """Return the better direction, and the range, of each score that `rescore` computes, by key."""
     modes: dict[str, Mode] = {}
     ranges: dict[str, Sequence[float | None]] = {}
-    for name in names_of(run):
-        scorer = HeldOutScorer(reward.components, Samples([""]), name=name)
-        for key, spec in scorer.specs.items():
-            modes[key], ranges[key] = spec.mode, spec.bounds
+    for name in _names_of(run):
+        specs = HeldOutScorer(reward.components, Samples([""]), name=name).specs
+        modes |= {key: spec.mode for key, spec in specs.items()}
+        ranges |= {key: spec.bounds for key, spec in specs.items()}
         if has_total(reward):
             modes[f"{name}/{TOTAL}"], ranges[f"{name}/{TOTAL}"] = "max", (None, None)
     return modes, ranges
 
 
-def names_of(run: StoredRun) -> list[str]:
+def _names_of(run: StoredRun) -> list[str]:
     """Return the names of the `GenerationScorer`s whose texts are stored.
 
     A `GenerationScorer` logs a fail rate, in transformers with a prefix; the texts of
@@ -212,31 +244,14 @@ def names_of(run: StoredRun) -> list[str]:
             f"{run.folder} has no texts: a GenerationScorer writes them to samples/<name>/"
             f"step=….jsonl in the folder of the run; nor has it {READ_TEXTS}"
         )
-    held_out = [
-        name
-        for name in known
-        if {f"{name}/{FAIL_RATE}", f"{PREFIX}{name}/{FAIL_RATE}"} & {*run.keys}
-    ]
+    logged = {*run.keys}
+    held_out = [n for n in known if {f"{n}/{FAIL_RATE}", f"{PREFIX}{n}/{FAIL_RATE}"} & logged]
     return held_out or list(known)
 
 
-def stored_texts(run: StoredRun) -> Iterator[Stored]:
-    """Yield the stored texts of all validations, in order."""
-    wanted = names_of(run)
-    for each in run.steps:
-        for name, path in each.samples.items():
-            if name in wanted:
-                samples, _ = scored_samples(path)
-                columns = samples.columns()
-                digest, texts = digest_of(columns), columns.pop("texts")
-                yield Stored(
-                    name, each.step, path, samples, digest, digest_of([columns, len(texts)])
-                )
-
-
-def check_stored(reward: AnyReward, texts: Stored) -> None:
+def _check(reward: AnyReward, source: TextSource, samples: Samples) -> None:
     """Raise a ValueError if a component needs columns or groups of texts that were not stored."""
-    present = texts.samples.columns()
+    present = samples.columns()
     lacking: dict[str, list[str]] = {}
     for name, component in reward.components.items():
         needed = [*component.scorer.required_columns([component.name])]
@@ -248,82 +263,15 @@ def check_stored(reward: AnyReward, texts: Stored) -> None:
         missing = "; ".join(f"{key!r} for {', '.join(who)}" for key, who in lacking.items())
         stored = ", ".join(JSON_KEYS[column] for column in present)
         raise ValueError(
-            f"the reward needs more than the stored texts: {texts.path} has {stored}, but not "
+            f"the reward needs more than the stored texts: {source} has {stored}, but not "
             f"{missing}. Leave these components out"
         )
     try:
-        check_samples(reward.components, texts.samples)
+        check_samples(reward.components, samples)
     except MissingColumn:
         raise
     except ValueError as error:
-        raise ValueError(f"{texts.path}: {error}") from None
-
-
-class Progress:
-    """Scores so far, in a log that a resumed command continues."""
-
-    def __init__(self, log: JsonLog) -> None:
-        self.log = log
-        self.records = {self._key(each): each for each in log.read()}
-
-    def find(self, texts: Stored, part: str) -> dict[str, Any] | None:
-        """Return the record of a part of the texts, None if there is none."""
-        return self.records.get((texts.name, texts.step, texts.digest, part))
-
-    def add(self, texts: Stored, record: Mapping[str, Any], part: str = "metrics") -> None:
-        """Write a record; it is on disk when this returns."""
-        named = {"name": texts.name, "step": texts.step, "texts": texts.digest, "part": part}
-        full = {**named, **record}
-        self.log.append(full)
-        self.records[self._key(full)] = full
-
-    @staticmethod
-    def _key(record: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(record[name] for name in ("name", "step", "texts", "part"))
-
-
-def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Return the metrics of a validation and the scores by prompt, and write its samples."""
-    samples, repeats = texts.samples, completions_per_prompt(texts.samples)
-    prompts = Samples([""] * (len(samples) // repeats))
-    scorer = HeldOutScorer(reward.components, prompts, repeats, texts.name)
-    with fixed_randomness(scorer.seed):
-        parts = scored_in_parts(scorer.scored, texts, progress)
-        path = folder / "samples" / texts.name / f"step={texts.step:06d}.jsonl"
-        found = scorer.score_samples(samples, path, parts)
-    metrics = scorer.metrics(found)
-    evidence = dict(scorer.evidence)
-    totals = total_of(reward, found.scores)
-    if totals is not None:
-        metrics[f"{texts.name}/{TOTAL}"] = valid_mean(totals)
-        evidence[f"{texts.name}/{TOTAL}"] = valid_row_means(totals.reshape(-1, repeats))
-        _, shown, kept, reasons = read_scored_file(path)
-        write_scored_samples(path, samples, {**shown, TOTAL: totals}, kept, None, reasons)
-    return {
-        "metrics": _finite(metrics),
-        "evidence": {key: list(map(finite_or_none, row)) for key, row in evidence.items()},
-    }
-
-
-def scored_in_parts(
-    components: Mapping[str, Component], texts: Stored, progress: Progress
-) -> dict[str, Scores]:
-    """Return the scores of all texts; scores of single texts are written part by part."""
-    alone = {name: each for name, each in components.items() if each.scorer.pointwise}
-    parts: list[dict[str, Any]] = []
-    for start in range(0, len(texts.samples), PART) if alone else ():
-        record = progress.find(texts, str(start))
-        if record is None:
-            found = score(alone, texts.samples[start : start + PART]).warned()
-            scores = {name: list(map(finite_or_none, row)) for name, row in found.items()}
-            record = {"scores": scores}
-            progress.add(texts, record, str(start))
-        parts.append(record["scores"])
-    together = {name: each for name, each in components.items() if name not in alone}
-    return {
-        **{name: np.array([v for part in parts for v in part[name]], float) for name in alone},
-        **(score(together, texts.samples).warned() if together else {}),
-    }
+        raise ValueError(f"{source}: {error}") from None
 
 
 def has_total(reward: AnyReward) -> bool:
@@ -343,37 +291,34 @@ def total_of(reward: AnyReward, components: Mapping[str, Scores]) -> Scores | No
     return reward.combine(components, 0.0).total
 
 
-def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[argparse.Namespace]:
+# Decisions
+
+
+def _selections(
+    options: argparse.Namespace, run: StoredRun, new: Mapping[str, Mode]
+) -> list[argparse.Namespace]:
     """Return the options of `run_rules` for each key that is to select."""
-    path = run.folder / "summary.json"
-    report = read_json(path) if path.is_file() else {}
-    recorded = report.get("selection", {})
-    bounds = options.subject_to or [
+    if options.maximise or options.minimise or options.pareto or options.guard:
+        return [options]
+    recorded = as_mapping(run.summary.get("selection"))
+    bounds = [
         f"{key}{sign}{bound!r}"
-        for key, pair in recorded.get("constraints", {}).items()
+        for key, pair in as_mapping(recorded.get("constraints")).items()
         for sign, bound in zip((">=", "<="), pair, strict=True)
         if bound is not None
     ]
-    keys: dict[str, Mode] = dict.fromkeys(options.maximise, "max")
-    keys |= dict.fromkeys(options.minimise, "min")
-    one = {**vars(options), "subject_to": bounds, "maximise": None, "minimise": None}
-    if not keys and (options.pareto or options.guard):
-        return [argparse.Namespace(**one)]
-    if not keys:
-        known = {**report.get("directions", {}), **run.modes, **new}
-        monitor = recorded.get("monitor")
-        keys |= {monitor: known.get(monitor, "max")} if monitor in {*run.keys, *new} else {}
-        keys |= {key: mode for key, mode in new.items() if not key.endswith(f"/{FAIL_RATE}")}
-    return [argparse.Namespace(**{**one, f"{mode}imise": key}) for key, mode in keys.items()]
+    monitor = recorded.get("monitor")
+    keys = [monitor] if monitor in {*run.keys, *new} else []
+    keys += [key for key in new if not key.endswith(f"/{FAIL_RATE}")]
+    modes = {**run.modes, **new}
+    asked = {"subject_to": options.subject_to or bounds, "stop": options.stop}
+    return [
+        argparse.Namespace(**{**vars(options), **asked, f"{modes.get(key, 'max')}imise": key})
+        for key in dict.fromkeys(keys)
+    ]
 
 
-def decision(done: Rescored, rules: RunRules) -> Decision:
-    """Return the decisions of the rules before and after."""
-    left = logged_rules(rules, done.run.keys)
-    return Decision(None if left is None else decide(done.run, left), decide(done.after, rules))
-
-
-def logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
+def _logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
     """Return the rules whose keys were logged; None if there are none."""
     known, kept = {*keys}, {}
     for name in ("alarm", "best", "stop", "pareto"):
@@ -384,28 +329,28 @@ def logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
     return RunRules(**kept) if kept else None
 
 
-def in_words(selection: Selection) -> dict[str, str]:
+def _in_words(selection: Selection) -> dict[str, str]:
     """Return question, such as `"best by score/judge"`, → decision."""
     rules, stop, alarm = selection.rules, selection.stop, selection.alarm
+    at = lambda step: "none" if step is None else f"step {step}"  # noqa: E731
     words = {}
     if rules.best:
-        words[f"best by {rules.best.monitor}"] = _at(selection.best)
+        words[f"best by {rules.best.monitor}"] = at(selection.best)
     if rules.stop:
-        words[f"stop by {rules.stop.monitor}"] = _at(stop and stop.validation.step)
+        words[f"stop by {rules.stop.monitor}"] = at(stop and stop.validation.step)
     if rules.alarm:
         question = f"alarm by {rules.alarm.proxy}: {', '.join(rules.alarm.modes)}"
-        words[question] = _at(alarm and alarm.validation.step)
+        words[question] = at(alarm and alarm.validation.step)
     if rules.pareto:
         front = ", ".join(map(str, selection.front)) or "none"
         words[f"front of {', '.join(rules.pareto.metrics)}"] = f"steps {front}"
     return words
 
 
-def _at(step: int | None) -> str:
-    return "none" if step is None else f"step {step}"
+# Output
 
 
-def as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
+def _as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
     """Return the new scores and the decisions, each in the format of `ctrlreward select --json`."""
     return {
         "run": str(done.run.folder),
@@ -427,7 +372,7 @@ def as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
     }
 
 
-def print_result(console: Console, done: Rescored, decisions: Sequence[Decision]) -> None:
+def _print(console: Console, done: Rescored, decisions: Sequence[Decision]) -> None:
     """Print the scores by validation, old → new, and the decisions before and after."""
     shown = [each for each in done.after.steps if set(done.new) & set(each.metrics)]
     before = {each.step: each.metrics for each in done.run.steps}
@@ -445,8 +390,7 @@ def print_result(console: Console, done: Rescored, decisions: Sequence[Decision]
     console.print(table)
     console.print()
     table = number_table(["decision", "as logged", "rescored"], [], show_edge=False)
-    asked = {name: words for each in decisions for name, words in each.asked.items()}
-    for name, words in asked.items():
+    for name, words in {k: v for each in decisions for k, v in each.asked.items()}.items():
         table.add_row(name, *words)
     console.print(table)
     console.print()
@@ -458,21 +402,3 @@ def print_result(console: Console, done: Rescored, decisions: Sequence[Decision]
 def _change(old: float | None, now: float | None) -> str:
     cells = dict.fromkeys(f"{value:.4f}" for value in (old, now) if value is not None)
     return " → ".join(cells) or "–"
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    return {key: finite_or_none(value) for key, value in metrics.items()}
-
-
-def _with_scores(
-    step: StoredStep, records: Iterable[tuple[Stored, Mapping[str, Any]]], folder: Path
-) -> StoredStep:
-    """Return a step with the new scores in place of old ones of the same keys."""
-    metrics, evidence, samples = dict(step.metrics), dict(step.evidence), dict(step.samples)
-    for texts, record in records:
-        if texts.step == step.step:
-            metrics |= {k: math.nan if v is None else v for k, v in record["metrics"].items()}
-            evidence |= {key: np.array(row, np.float64) for key, row in record["evidence"].items()}
-            name = texts.name
-            samples[name] = folder / "samples" / name / f"step={step.step:06d}.jsonl"
-    return replace(step, metrics=metrics, evidence=evidence, samples=samples)

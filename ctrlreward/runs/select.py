@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import re
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 import numpy as np
-from pydantic import TypeAdapter
+import yaml
 from rich.table import Table
 
-from ctrlreward.arguments import Mode, check_ending, counted, did_you_mean, one_of
-from ctrlreward.command_line.parser import CommandParser, command_parser
-from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
-from ctrlreward.files import json_text, write_whole
+from ctrlreward.arguments import Mode, counted, did_you_mean, one_of
+from ctrlreward.command_line.terminal import (
+    number_table,
+    plain_console,
+    plain_parser,
+    user_errors,
+)
+from ctrlreward.files import json_text
 from ctrlreward.runs.folder import StoredRun, read_stored_run
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
-from ctrlreward.selection.metrics import Bounds
+from ctrlreward.selection.metrics import Bounds, direction_of_name
 
 _DESCRIPTION = """Say which checkpoint of a finished or running job to keep and why, when a
-rule would have stopped, and when the alarm would have been raised. Reads run folders and logs
-of Lightning, transformers, TRL, verl, W&B and TensorBoard, and the texts that TRL and verl
-store, whose prompts are compared one by one.
+rule would have stopped, and when the alarm would have been raised. Reads the run folders and
+logs of Lightning, transformers, TRL and verl, and the texts that TRL and verl store, whose
+prompts are compared one by one.
 
 Exit status: 0 if a checkpoint is selected in each run, 1 if none met the constraints, 2 for a
 mistake in the arguments or a file that cannot be read."""
@@ -33,11 +38,13 @@ _EXAMPLES = (
     "ctrlreward select runs/demo --maximise score/sim --guard reward/total:score/distinct_2",
     "ctrlreward select out/ --minimise eval_loss --stop patience=3",
     "ctrlreward select verl.jsonl --maximise val-core/gsm8k/reward/mean@4 "
-    "--checkpoints checkpoints/gsm8k --output best_checkpoint.json",
+    "--checkpoints checkpoints/gsm8k --json",
 )
 
 _NOT_CHOSEN = 1
 _BOUND = re.compile(r"\s*(?P<key>.+?)\s*(?P<relation>>=|<=|==|=|>|<)\s*(?P<value>[^<>=]+?)\s*")
+# Keys that decide, the first ones of a list: scores and rewards of held-out and of training texts.
+_DECIDES = re.compile(r"(eval[_/])?(score|judges|reward|rewards|val-core|val-aux)\b|eval[_/]|val_")
 
 
 @dataclass(frozen=True)
@@ -95,22 +102,33 @@ class Selection:
 
 def run(arguments: list[str]) -> None:
     """Read the runs, decide and print."""
-    parser = _parser()
+    parser = plain_parser("ctrlreward select", _DESCRIPTION, _EXAMPLES)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or its log")
+    parser.add_argument("--checkpoints", metavar="FOLDER", help="if they are not in the run's")
+    add_rule_options(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, also of a script's use")
     options = parser.parse_args(arguments)
     with user_errors():
-        _check(options)
-        runs = [stored_run(name, options) for name in options.runs]
-        found = [of_saved(decide(stored, run_rules(stored, options))) for stored in runs]
-        _print(found, options)
-        if options.output:
-            write_whole(Path(options.output), json_text(_chosen(found[0])))
-    if any(selection.best is None and selection.selects for selection in found):
+        check_rule_options(options)
+        if options.checkpoints and len(options.runs) > 1:
+            raise ValueError("--checkpoints is of one RUN")
+        place = Path(options.checkpoints) if options.checkpoints else None
+        runs = [read_stored_run(name, place) for name in options.runs]
+        if not (options.maximise or options.minimise or options.pareto or options.guard):
+            raise ValueError(
+                "no score is given. Use --maximise KEY, --minimise KEY or --pareto A,B. "
+                f"{runs[0].log} has the keys {_listed(runs[0])}"
+            )
+        selections = [of_saved(decide(each, run_rules(each, options))) for each in runs]
+        _print(selections, options.json)
+    if any(selection.best is None and selection.selects for selection in selections):
         raise SystemExit(_NOT_CHOSEN)
 
 
-def stored_run(name: str, options: Any) -> StoredRun:
-    """Read a run, with the option `checkpoints`."""
-    return read_stored_run(name, Path(options.checkpoints) if options.checkpoints else None)
+def decide(stored: StoredRun, rules: RunRules) -> Selection:
+    """Replay the rules over a run."""
+    steps = [(each.step, each.metrics, each.evidence) for each in stored.steps]
+    return Selection(stored, rules, list(rules.replay(rules.validations(steps))))
 
 
 def of_saved(selection: Selection) -> Selection:
@@ -125,76 +143,36 @@ def of_saved(selection: Selection) -> Selection:
     return replace(selection, saved=saved)
 
 
-def decide(stored: StoredRun, rules: RunRules) -> Selection:
-    """Replay the rules over a run."""
-    steps = [(each.step, each.metrics, each.evidence) for each in stored.steps]
-    return Selection(stored, rules, list(rules.replay(rules.validations(steps))))
-
-
-def _parser() -> CommandParser:
-    usage = "RUN [RUN ...] --maximise KEY [options]"
-    parser = command_parser("ctrlreward select", usage, _DESCRIPTION, _EXAMPLES)
-    add_rule_options(parser)
-    add = parser.add
-    add("--json", "print JSON", action="store_true")
-    add("--output", "JSON file that names the checkpoint to keep", metavar="FILE")
-    return parser
-
-
-def add_rule_options(parser: CommandParser, several: bool = False) -> None:
-    """Add runs and the options of `stored_run` and `run_rules`; with `several` keys, no runs."""
-    add = parser.add
-    words: dict[str, Any] = {"type": str, "nargs": "+", "default": []}
-    if not several:
-        parser.add_argument("runs", metavar="RUN", nargs="+", type=str,
-                            help="folder of a run, or the file of its log")  # fmt: skip
-        add("--checkpoints", "folder of the checkpoints, if not in the run's", metavar="FOLDER")
-    keys = words if several else {}
-    add("--maximise", "logged key of the score to select by", "--maximize", metavar="KEY", **keys)
-    add("--minimise", "the same, where lower is better", "--minimize", metavar="KEY", **keys)
-    add("--subject_to", "constraints, such as 'score/acc>=0.8' 'score/length<=40'",
-        metavar="BOUND", **words)  # fmt: skip
-    add("--guard", "alarm if PROXY improves while HELD_OUT declines; "
-        "'reward:score/acc,score/pp=min' has two held-out keys, the second is better when lower, "
-        "'KEY=drift' if it must not change", metavar="PROXY:HELD_OUT")  # fmt: skip
-    add("--reference", "validation that the alarm compares with: first or best",
-        type=str, default="first")  # fmt: skip
-    add("--pareto", "show the Pareto front", metavar="A:max,B:min")
-    add("--stop", f"when a rule would have stopped, by {', '.join(_STOP_TYPES)}",
-        metavar="patience=N,...")  # fmt: skip
-    add("--level", "probability of a false statement in the whole run", type=float, default=0.05)
-
-
-def _check(options: Any) -> None:
-    check_ending("--output", options.output, ".json")
-    monitor = check_rule_options(options)
-    if not (monitor or options.pareto or options.guard):
-        stored = stored_run(options.runs[0], options)
-        raise ValueError(
-            "no score is given. Use --maximise KEY, --minimise KEY or --pareto A:max,B:min. "
-            f"{stored.log} has the keys {_listed(stored.keys)}"
-        )
-    if len(options.runs) > 1 and (options.output or options.checkpoints):
-        raise ValueError("--output and --checkpoints are of one RUN")
-
-
 # Rules
 
 
-def check_rule_options(options: Any) -> str | None:
-    """Return the key to select by; raise a ValueError if options contradict each other."""
+def add_rule_options(parser: ArgumentParser) -> None:
+    """Add the options of `run_rules`."""
+    add = parser.add_argument
+    add("--maximise", "--maximize", metavar="KEY", help="logged key of the score to select by")
+    add("--minimise", "--minimize", metavar="KEY", help="the same, where lower is better")
+    add("--subject-to", "--subject_to", metavar="BOUND", nargs="+", default=[],
+        help="constraints, such as 'score/acc>=0.8' 'score/length<=40'")  # fmt: skip
+    add("--guard", metavar="PROXY:HELD_OUT", help="alarm if PROXY improves while HELD_OUT declines;"
+        " 'reward:score/acc,score/pp=min' has two held-out keys, the second is better when lower, "
+        "'KEY=drift' must not change")  # fmt: skip
+    add("--pareto", metavar="A,B", help="the Pareto front, such as 'score/acc,score/length:min'")
+    add("--stop", metavar="patience=N,...",
+        help=f"when a rule would have stopped, by {', '.join(_STOP)}")  # fmt: skip
+
+
+def check_rule_options(options: Any) -> None:
+    """Raise a ValueError if options contradict each other."""
     if options.maximise and options.minimise:
         raise ValueError("--maximise and --minimise are both given. Use one of them.")
-    monitor: str | None = options.maximise or options.minimise
     for name in ("subject_to", "stop"):
-        if getattr(options, name) and not monitor:
+        if getattr(options, name) and not (options.maximise or options.minimise):
             option = name.replace("_", "-")
             raise ValueError(f"--{option} needs the score to select by: --maximise KEY")
-    return monitor
 
 
 def run_rules(stored: StoredRun, options: Any) -> RunRules:
-    """Return the rules of the options `maximise` to `level`, with keys that are logged."""
+    """Return the rules of the options, with keys that are logged."""
     best = stop = alarm = pareto = None
     monitor = options.maximise or options.minimise
     if monitor:
@@ -204,20 +182,14 @@ def run_rules(stored: StoredRun, options: Any) -> RunRules:
         if declared != mode:
             better = "higher" if declared == "max" else "lower"
             raise ValueError(f"{key} is better when {better}. Use --{declared}imise {monitor}.")
-        best = BestRule(
-            key,
-            mode,
-            constraints=_constraints(stored, options),
-            level=options.level,
-        )
+        best = BestRule(key, mode, constraints=_constraints(stored, options))
         if options.stop:
-            stop = StopRule(key, mode, **{"level": options.level, **_stop_settings(options.stop)})
+            stop = _stop_rule(key, mode, options.stop)
     if options.guard:
-        alarm = _alarm(stored, options)
+        alarm = _alarm(stored, options.guard)
     if options.pareto:
         pairs = [_pair(stored, part, ":", ("max", "min")) for part in options.pareto.split(",")]
-        modes = {key: mode or better_mode(stored, key) for key, mode in pairs}
-        pareto = ParetoRule(cast("dict[str, Mode | None]", modes))
+        pareto = ParetoRule(cast("dict[str, Mode | None]", dict(pairs)))
     return RunRules(best, stop, alarm, pareto)
 
 
@@ -228,27 +200,35 @@ def logged_key(stored: StoredRun, given: str) -> str:
         if prefix + given in keys:
             return prefix + given
     similar = did_you_mean(given, keys, str)
-    raise ValueError(f"{stored.log} has no key {given!r}{similar or f', only {_listed(keys)}'}")
+    raise ValueError(f"{stored.log} has no key {given!r}{similar or f', only {_listed(stored)}'}")
 
 
-def _listed(keys: Sequence[str]) -> str:
+def _listed(stored: StoredRun) -> str:
+    """Return the first keys; those that decide come first."""
+    held_out = {key for each in stored.steps for key in each.evidence} | {*stored.modes}
+    rank = lambda key: (key not in held_out, not _DECIDES.match(key))  # noqa: E731
+    keys = sorted(stored.keys, key=rank)
     return ", ".join(keys[:20]) + (", …" if len(keys) > 20 else "")
 
 
-def better_mode(stored: StoredRun, key: str) -> Mode:
-    """Return the better direction of a key, as declared, else by its name."""
-    return stored.modes.get(key) or ("min" if key.rsplit("/")[-1].endswith("loss") else "max")
+def better_mode(stored: StoredRun, key: str) -> Mode | None:
+    """Return the better direction of a key, as declared, else by its name, None if unknown."""
+    return stored.modes.get(key) or direction_of_name(key)
 
 
-def _pair(
-    stored: StoredRun, text: str, separator: str, modes: Sequence[str]
-) -> tuple[str, str | None]:
-    key, found, mode = text.rpartition(separator)
-    if not found or mode.strip() not in modes:
-        if found and text.strip() not in stored.keys and key.strip() in stored.keys:
-            one_of(f"direction of {key.strip()!r}", mode.strip(), modes)
-        return logged_key(stored, text), None
-    return logged_key(stored, key), mode.strip()
+def _pair(stored: StoredRun, text: str, separator: str, modes: Sequence[str]) -> tuple[str, str]:
+    """Return the key and the direction of `"KEY"` or `"KEY=min"`."""
+    name, stated, mode = text.rpartition(separator)
+    if stated and mode.strip() in modes:
+        return logged_key(stored, name), mode.strip()
+    if stated and text.strip() not in stored.keys and name.strip() in stored.keys:
+        one_of(f"direction of {name.strip()!r}", mode.strip(), modes)
+    key = logged_key(stored, text)
+    known = better_mode(stored, key)
+    if known is None:
+        options = ", ".join(f"{text.strip()}{separator}{mode}" for mode in modes)
+        raise ValueError(f"which direction of {key!r} is better is not known. Use one of {options}")
+    return key, known
 
 
 def _constraints(stored: StoredRun, options: Any) -> dict[str, Bounds]:
@@ -270,55 +250,43 @@ def _constraints(stored: StoredRun, options: Any) -> dict[str, Bounds]:
     return bounds
 
 
-_STOP_TYPES = {
-    each.name: each.type for each in fields(StopRule) if each.name not in ("monitor", "mode")
-}
+_STOP = [each.name for each in fields(StopRule) if each.name not in ("monitor", "mode")]
 
 
-def _stop_settings(text: str) -> dict[str, Any]:
+def _stop_rule(key: str, mode: Mode, text: str) -> StopRule:
     settings: dict[str, Any] = {}
-    kinds = get_type_hints(StopRule)
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
-        name = name.strip().replace("-", "_")
-        if name.isdigit() and not equals:
-            name, value = "patience", name
-        one_of("--stop", name, _STOP_TYPES)
-        flag = kinds[name] is bool and not equals
-        try:
-            settings[name] = flag or TypeAdapter(kinds[name]).validate_python(value.strip())
-        except ValueError:
-            raise ValueError(f"--stop {name}={value!r} must be {_STOP_TYPES[name]}") from None
-    if settings.get("patience", 1) < 1:
-        raise ValueError(f"--stop patience must be at least 1, got {settings['patience']}")
-    return settings
+        name = one_of("--stop", name.strip().replace("-", "_"), _STOP)
+        settings[name] = yaml.safe_load(value) if equals else True
+    try:
+        rule = StopRule(key, mode, **settings)
+        if rule.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {rule.patience}")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--stop {text}: {error}") from None
+    return rule
 
 
-def _alarm(stored: StoredRun, options: Any) -> AlarmRule:
-    proxy, colon, held_out = options.guard.partition(":")
+def _alarm(stored: StoredRun, text: str) -> AlarmRule:
+    proxy, colon, held_out = text.partition(":")
     if not colon or not proxy.strip() or not held_out.strip():
-        raise ValueError(f"--guard must be PROXY:HELD_OUT, got {options.guard!r}")
+        raise ValueError(f"--guard must be PROXY:HELD_OUT, got {text!r}")
     key, mode = _pair(stored, proxy, "=", ("max", "min"))
     pairs = [_pair(stored, part, "=", ("max", "min", "drift")) for part in held_out.split(",")]
-    return AlarmRule(
-        key,
-        {name: cast(Any, given or better_mode(stored, name)) for name, given in pairs},
-        cast(Mode, mode or better_mode(stored, key)),
-        level=options.level,
-        reference=options.reference,
-    )
+    return AlarmRule(key, cast(Any, dict(pairs)), cast(Mode, mode))
 
 
 # Output
 
 
-def _print(found: Sequence[Selection], options: Any) -> None:
-    if options.json:
-        content = [to_json(selection) for selection in found]
+def _print(selections: Sequence[Selection], as_json: bool) -> None:
+    if as_json:
+        content = [to_json(selection) for selection in selections]
         print(json_text(content[0] if len(content) == 1 else content), end="")
         return
     console = plain_console()
-    for place, selection in enumerate(found):
+    for place, selection in enumerate(selections):
         if place:
             console.print()
         console.print(f"{selection.run.log} ({selection.run.source})", soft_wrap=True)
@@ -331,8 +299,17 @@ def _table(selection: Selection) -> Table:
     table = number_table([], ["step", *selection.keys], show_edge=False)
     table.add_column("", overflow="fold")
     for each in selection.decided:
+        step, notes = each.validation.step, []
+        if step == selection.best:
+            notes.append("selected")
+        elif step in selection.front:
+            notes.append("on the front")
+        missed = [key for key, check in each.constraints.items() if not check.met]
+        notes += [f"misses {', '.join(missed)}"] if missed else []
+        notes += ["stop"] if selection.stop is each else []
+        notes += ["alarm"] if each.alarm and each.alarm.alarm else []
         cells = [_cell(each, key) for key in selection.keys]
-        table.add_row(str(each.validation.step), *cells, _note(selection, each))
+        table.add_row(str(step), *cells, ", ".join(notes))
     return table
 
 
@@ -363,62 +340,50 @@ def interval_of(each: Decided, key: str) -> tuple[float, float] | None:
     values = np.sort(values[np.isfinite(values)])  # the same for any order of the prompts
     if len(values) < 2:
         return None
-    found = bootstrap(
+    ends = bootstrap(
         (values,), np.mean, n_resamples=1000, method="percentile", rng=np.random.default_rng(0)
     ).confidence_interval
-    return float(found.low), float(found.high)
-
-
-def _note(selection: Selection, each: Decided) -> str:
-    step, notes = each.validation.step, []
-    if step == selection.best:
-        notes.append("selected")
-    elif step in selection.front:
-        notes.append("on the front")
-    missed = [key for key, check in each.constraints.items() if not check.met]
-    if missed:
-        notes.append(f"misses {', '.join(missed)}")
-    if selection.stop is each:
-        notes.append("stop")
-    if each.alarm and each.alarm.alarm:
-        notes.append("alarm")
-    return ", ".join(notes)
+    return float(ends.low), float(ends.high)
 
 
 def summary(selection: Selection) -> list[str]:
     """Return the decisions in words: selection, front, stop and alarm."""
     if not selection.decided:
         return [f"there was no validation: {', '.join(selection.rules.monitored)} has no value"]
-    last, lines = selection.decided[-1], notes_of(selection)
-    if selection.selects:
-        if selection.best is None:
-            lines.append(f"no checkpoint: {last.explanation or 'no validation has finite values'}")
-            checks = [each for each in selection.decided if each.constraints]
-            for key in last.constraints:
-                met = sum(each.constraints[key].met for each in checks)
-                lines.append(f"  {key}: met at {met} of {counted(len(checks), 'validation')}")
-        else:
-            path = selection.checkpoint(selection.best)
-            where = path or f"step {selection.best} (not on disk)"
-            reason = selection.choice.explanation if selection.choice else ""
-            lines.append(f"keep {where}: {reason}")
-            if selection.saved:
-                lines.append(f"  not on disk: step {last.best}, {last.explanation}")
-    if selection.rules.pareto:
+    last, lines, rules = selection.decided[-1], notes_of(selection), selection.rules
+    if selection.selects and selection.best is None:
+        lines.append(f"no checkpoint: {last.explanation or 'no validation has finite values'}")
+        checks = [each for each in selection.decided if each.constraints]
+        for key in last.constraints:
+            met = sum(each.constraints[key].met for each in checks)
+            lines.append(f"  {key}: met at {met} of {counted(len(checks), 'validation')}")
+    elif selection.selects:
+        path = selection.checkpoint(selection.best)
+        where = path or f"step {selection.best} (not on disk)"
+        lines.append(f"keep {where}: {selection.choice.explanation if selection.choice else ''}")
+        if selection.saved:
+            lines.append(f"  not on disk: step {last.best}, {last.explanation}")
+    if rules.pareto:
         lines.append(f"Pareto front: steps {', '.join(map(str, selection.front)) or 'none'}")
-    if selection.rules.stop:
+    if rules.stop:
         stop = selection.stop
         if stop is None or stop.stop is None:
             lines.append("the rule would not have stopped")
         else:
             kept = "" if stop.best == selection.best else f"; it would have kept step {stop.best}"
             lines.append(f"stop at step {stop.validation.step}: {stop.stop.reason}{kept}")
-    if selection.rules.alarm:
-        lines.append(f"guard: {_directions(selection.rules.alarm)}")
+    if rules.alarm:
+        words = {
+            "max": "better when higher",
+            "min": "better when lower",
+            "drift": "must not change",
+        }
+        held_out = ", ".join(f"{key} ({words[mode]})" for key, mode in rules.alarm.modes.items())
+        mode = words[rules.alarm.proxy_mode or "max"]
+        lines.append(f"guard: {rules.alarm.proxy} ({mode}) against {held_out}")
         alarm = selection.alarm
         if alarm is None or alarm.alarm is None:
-            reason = last.alarm.reason if last.alarm else ""
-            lines.append(f"no alarm: {reason}")
+            lines.append(f"no alarm: {last.alarm.reason if last.alarm else ''}")
         else:
             lines.append(f"alarm at step {alarm.validation.step}: {alarm.alarm.reason}")
     return lines
@@ -427,19 +392,7 @@ def summary(selection: Selection) -> list[str]:
 def notes_of(selection: Selection) -> list[str]:
     """Return the notes of the run on texts whose scores are decided on."""
     notes = selection.run.notes.items()
-    return [n for name, n in notes if any(key.startswith(f"{name}/") for key in selection.keys)]
-
-
-def _directions(rule: AlarmRule) -> str:
-    """Return the metrics that the alarm compares, with directions, which may be defaults."""
-    words = {"max": "better when higher", "min": "better when lower", "drift": "must not change"}
-    held_out = ", ".join(f"{key} ({words[mode]})" for key, mode in rule.modes.items())
-    return f"{rule.proxy} ({words[rule.proxy_mode or 'max']}) against {held_out}"
-
-
-def _chosen(selection: Selection) -> dict[str, Any]:
-    path = selection.checkpoint(selection.best)
-    return selection.rules.choice(selection.decided, selection.choice, path)
+    return [n for name, n in notes if any(f"{name}/" in key for key in selection.keys)]
 
 
 def to_json(selection: Selection) -> dict[str, Any]:
@@ -453,7 +406,7 @@ def to_json(selection: Selection) -> dict[str, Any]:
                 "step": step,
                 "checkpoint": selection.checkpoint(step),
                 "metrics": {key: metrics[key] for key in selection.keys if key in metrics},
-                "intervals": {key: found for key, found in intervals.items() if found},
+                "intervals": {key: ends for key, ends in intervals.items() if ends},
                 "constraints": {
                     key: {"met": check.met, "reason": check.reason}
                     for key, check in each.constraints.items()
@@ -463,11 +416,12 @@ def to_json(selection: Selection) -> dict[str, Any]:
                 "alarm": each.alarm,
             }
         )
+    path = selection.checkpoint(selection.best)
     return {
         "run": str(selection.run.folder),
         "log": str(selection.run.log),
         "source": selection.run.source,
-        **_chosen(selection),
+        **selection.rules.choice(selection.decided, selection.choice, path),
         "front": list(selection.front),
         "notes": notes_of(selection),
         "validations": validations,

@@ -1,7 +1,4 @@
-"""Texts that TRL, verl or a loop of your own stores, read as the texts of a run's steps.
-
-One function for each kind of file returns a row of it as a `TextRow`.
-"""
+"""Texts that TRL, verl or a loop of your own stores, read as the texts of a run's steps."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import isnan, nan
 from pathlib import Path
 from sys import float_info
@@ -29,83 +26,13 @@ from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_scored_samples
 from ctrlreward.tables.row_streams import Row, parquet_rows
 
-_OTHERS = re.compile(r"samples|rescored|wandb|\..*")  # folders of ours and of W&B
-_STEP = re.compile(
-    r"(?:(?:^|[-_=.])(?:global_?)?(?:step|checkpoint|ckpt|iter|iteration|completions)[-_=]?|^)\d+$"
-)
-
-
-class TextRow(NamedTuple):
-    """A text of a trainer's file.
-
-    Attributes:
-        prompt: Text, or messages with role and content.
-        text: Completion without the prompt, also as messages, of which the assistant's count.
-        scores: Name → cell. Numbers and booleans are scores, None is a failed one.
-        step: Training step.
-        of: Identity of the prompt apart from its text, such as the index of a task.
-        reference: Reference text, None without one.
-    """
-
-    prompt: Any
-    text: Any
-    scores: Mapping[str, Any]
-    step: Any
-    of: Any = None
-    reference: Any = None
-
-
-def trl_row(cells: Row) -> TextRow:
-    """Read a row of `completions/completions_*.parquet` of TRL 1.16 (`log_completions=True`).
-
-    Each reward function has a column, as has what it passes to `log_extra`. A file has the last
-    generation batch before the step was logged, of training or of an evaluation.
-    """
-    scores = _without(cells, "step", "prompt", "completion", "advantage")
-    return TextRow(cells["prompt"], cells["completion"], scores, cells["step"])
-
-
-def verl_row(cells: Row) -> TextRow:
-    """Read a row of verl's `validation_data_dir` or `rollout_data_dir` (commit 0094eb2).
-
-    `score` is the reward, other numbers are its `reward_extra_info`.
-    """
-    truth = cells.get("gts")
-    scores = _without(cells, "input", "output", "gts", "step", "request_id")
-    scores["score"] = cells["score"]
-    return TextRow(cells["input"], cells["output"], scores, cells["step"], truth, truth)
-
-
-def record_row(cells: Row) -> TextRow:
-    """Read a record: `step`, `prompt`, `completion`, `scores`, perhaps `prompt_id`, `reference`."""
-    of, reference = cells.get("prompt_id"), cells.get("reference")
-    return TextRow(
-        cells["prompt"], cells["completion"], cells["scores"], cells["step"], of, reference
-    )
-
-
-def _without(cells: Row, *names: str) -> Row:
-    return {key: value for key, value in cells.items() if key not in names}
-
-
-class TextFormat(NamedTuple):
-    """Kind of file: its name in messages, its reader, and the columns by which it is known."""
-
-    title: str
-    read: Callable[[Row], TextRow]
-    columns: str
-    one_step: bool = False  # of all rows of a file
-
-
-# The first that fits counts: a file of TRL lacks the scores of a record.
-_FORMATS = (
-    TextFormat("records", record_row, "step prompt completion scores"),
-    TextFormat("TRL", trl_row, "step prompt completion", one_step=True),
-    TextFormat("verl", verl_row, "input output score step", one_step=True),
-)
 READ_TEXTS = (
     "completions_*.parquet (TRL), *.jsonl of verl, or JSONL or Parquet with step, prompt, "
     "completion and scores"
+)
+_OTHERS = re.compile(r"samples|rescored|wandb|\..*")  # folders of ours and of W&B
+_STEP = re.compile(
+    r"(?:(?:^|[-_=.])(?:global_?)?(?:step|checkpoint|ckpt|iter|iteration|completions)[-_=]?|^)\d+$"
 )
 
 
@@ -161,191 +88,171 @@ def is_even(source: TextSource) -> bool:
     return isinstance(source, Path) or len(set(source.counts)) == 1
 
 
-@dataclass(frozen=True)
-class FoundTexts:
-    """Texts of a run: the name of their kind, their files, and name → step → texts."""
+def note_of(name: str, digests: Mapping[int, str]) -> tuple[str, bool]:
+    """Return a line about steps with other prompts, and whether steps are compared by prompt.
 
-    title: str
-    files: Sequence[Path]
-    sets: Mapping[str, Mapping[int, StoredTexts]]
-
-
-def read_texts(path: Path) -> FoundTexts | None:
-    """Read the texts that a trainer stored; None if there are none that are known.
-
-    Reads only complete lines: a killed run may leave half of the last one.
-
-    Args:
-        path: Folder or file.
-
-    Raises:
-        ValueError: A file is damaged or lacks a column, or there are several kinds of files; names
-            file and row.
+    `digests` maps a step to its prompts. If they change for good, a new reference begins; if each
+    step has others, as in rollouts, the steps are compared by means.
     """
-    root = path if path.is_dir() else path.parent
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    kinds = {file: _kind_of(file) for file in files if _may_have_texts(file.relative_to(root))}
-    known = {file: kind for file, kind in kinds.items() if isinstance(kind, TextFormat)}
-    if not known:
-        return None
-    titles = sorted({kind.title for kind in known.values()})
-    if len(titles) > 1:
-        raise ValueError(
-            f"{path} has texts of {', '.join(titles)}, choose one of: "
-            f"{', '.join(map(str, [*known][:5]))}"
-        )
-    folders = {file.parent for file in known}
-    for file, kind in kinds.items():
-        if isinstance(kind, ValueError) and file.parent in folders:  # an error only beside texts
-            raise kind
-    form = next(iter(known.values()))
-    by_name: dict[str, list[_Text]] = {}
-    for file in known:
-        name = _name_of(root.resolve().name, file.relative_to(root))
-        by_name.setdefault(name, []).extend(_texts_of(file, form))
-    return FoundTexts(form.title, [*known], {n: _by_step(rows) for n, rows in by_name.items()})
-
-
-def shared_prompts(digests: Mapping[int, str]) -> set[int]:
-    """Return the steps with the prompts that most steps have; none if no two have the same.
-
-    Of several such sets of prompts, the one of the last step. `digests` maps a step to its prompts.
-    """
-    counts = Counter(digests.values())
-    best = max(digests, key=lambda step: (counts[digests[step]], step), default=-1)
-    found = {step for step, digest in digests.items() if digest == digests[best]}
-    return found if len(found) > 1 or len(digests) < 2 else set()
-
-
-def note_of(name: str, steps: Iterable[int], shared: Collection[int]) -> str:
-    """Return a line about the steps whose prompts others do not have."""
-    others = [str(step) for step in sorted(steps) if step not in shared]
-    which = f"{', '.join(others[:5])}{', …' if len(others) > 5 else ''}"
-    which = f"step {which}" if shared else "each step"
-    return f"{name} has other prompts at {which}: compared by means, not by prompt"
+    steps = sorted(digests)
+    changes = [step for last, step in pairwise(steps) if digests[last] != digests[step]]
+    if not changes:
+        return "", True
+    if len(set(digests.values())) == len(changes) + 1 < len(digests):
+        at = ", ".join(map(str, changes[:5]))
+        return f"{name} has other prompts or completions from step {at} on: a new reference", True
+    return f"{name} has other prompts at each step: compared by means, not by prompt", False
 
 
 # Files
 
 
-def _may_have_texts(relative: Path) -> bool:
-    folders = relative.parts[:-1]
-    return relative.suffix in (".jsonl", ".parquet") and not any(map(_OTHERS.fullmatch, folders))
+class _Text(NamedTuple):
+    """A row: `prompt` is text or messages, `of` the identity of the prompt apart from that."""
+
+    step: Any
+    prompt: Any
+    text: Any
+    scores: Mapping[str, Any]
+    of: Any = None
+    reference: Any = None
+    file: Path = Path()
 
 
-def _rows(file: Path) -> Iterator[tuple[str, Row]]:
-    """Yield place and cells; an incomplete last line is left out."""
+def _trl(cells: Row) -> _Text:
+    """Read a row of `completions/completions_*.parquet` of TRL 1.16 (`log_completions=True`).
+
+    Each reward function has a column, as has what it passes to `log_extra`. A file has the last
+    generation batch before the step was logged, of training or of an evaluation.
+    """
+    scores = _without(cells, "step", "prompt", "completion", "advantage")
+    return _Text(cells["step"], cells["prompt"], cells["completion"], scores)
+
+
+def _verl(cells: Row) -> _Text:
+    """Read a row of verl's `validation_data_dir` or `rollout_data_dir` (commit 0094eb2).
+
+    `score` is the reward, other numbers are its `reward_extra_info`.
+    """
+    truth = cells.get("gts")
+    scores = _without(cells, "input", "output", "gts", "step", "request_id")
+    return _Text(cells["step"], cells["input"], cells["output"], scores, truth, truth)
+
+
+def _record(cells: Row) -> _Text:
+    """Read a record: `step`, `prompt`, `completion`, `scores`, perhaps `prompt_id`, `reference`."""
+    of, reference = cells.get("prompt_id"), cells.get("reference")
+    return _Text(
+        cells["step"], cells["prompt"], cells["completion"], cells["scores"], of, reference
+    )
+
+
+def _without(cells: Row, *names: str) -> Row:
+    return {key: value for key, value in cells.items() if key not in names}
+
+
+# The first that fits counts: a file of TRL lacks the scores of a record.
+_FORMATS: Sequence[tuple[str, Callable[[Row], _Text]]] = (
+    ("step prompt completion scores", _record),
+    ("step prompt completion", _trl),
+    ("input output score step", _verl),
+)
+
+
+def read_texts(path: Path) -> dict[str, dict[int, StoredTexts]]:
+    """Read the texts that a trainer stored: name → step → texts; empty if there are none.
+
+    Reads only complete lines: a killed run may leave half of the last one.
+
+    Args:
+        path: Folder or file. The name of a text is that of its folders and file, without steps.
+
+    Raises:
+        ValueError: A file is damaged or lacks a column; names file and row.
+    """
+    root = path if path.is_dir() else path.parent
+    by_name: dict[str, list[_Text]] = {}
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        relative = file.relative_to(root)
+        hidden = any(map(_OTHERS.fullmatch, relative.parts[:-1]))
+        is_table = relative.suffix in (".jsonl", ".parquet") and not hidden
+        if rows := list(_texts_of(file)) if is_table else []:
+            parts = [_STEP.sub("", part) for part in relative.with_suffix("").parts]
+            name = "/".join(part for part, _ in groupby(filter(None, parts)))
+            name = name or _STEP.sub("", root.resolve().name) or "texts"
+            by_name.setdefault(name, []).extend(rows)
+    return {name: _by_step(rows) for name, rows in by_name.items()}
+
+
+def _texts_of(file: Path) -> Iterator[_Text]:
+    """Yield the rows of a file as plain texts; none of a file of another kind."""
+    read: Callable[[Row], _Text] | None = None
+    for place, cells in _rows(file):
+        if read is None:
+            names = cells.keys() if isinstance(cells, dict) else set()
+            read = next((f for columns, f in _FORMATS if {*columns.split()} <= names), None)
+            if read is None:
+                return
+        try:
+            row = read(cells)
+            if not isinstance(row.scores, Mapping) or int(row.step) != row.step:
+                raise TypeError("scores must be name → number, and step an integer")
+            text = plain_text(_words(row.text), "assistant")
+            prompt = as_prompt(_words(row.prompt))
+        except KeyError as error:
+            raise ValueError(f"{place} has no {error.args[0]!r}, as rows before it have") from None
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"{place} is not a row like the first: {error}") from None
+        identity = json.dumps([row.of, prompt, row.reference], default=str)
+        of = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        yield row._replace(step=int(row.step), text=text, prompt=prompt, of=of, file=file)
+
+
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield place and cells; an incomplete last line is left out, as is a file that is not JSON."""
     with open(file, "rb") as raw:
         if file.suffix == ".parquet":
             for number, row in enumerate(parquet_rows(raw, str(file)), 1):
                 yield f"{file}:{number}", row
             return
         for number, line in enumerate(raw, 1):
-            if line.isspace():
-                continue
             try:
-                cells = parse_json(line.rstrip(b"\r\n"), file, number)
+                if not line.isspace():
+                    yield f"{file}:{number}", parse_json(line.rstrip(b"\r\n"), file, number)
             except ValueError:
-                if line.endswith(b"\n"):
+                if number > 1 and line.endswith(b"\n"):
                     raise
                 return
-            if not isinstance(cells, dict):
-                raise ValueError(f"{file}:{number} is not a JSON object, must be one per line")
-            yield f"{file}:{number}", cells
 
 
-def _kind_of(file: Path) -> TextFormat | ValueError | None:
-    """Return the format that fits the first row, None if there is none; the error if damaged."""
-    try:
-        cells = next(_rows(file), ("", {}))[1]
-    except ValueError as error:
-        return error
-    return next((each for each in _FORMATS if {*each.columns.split()} <= cells.keys()), None)
-
-
-class _Text(NamedTuple):
-    """A row with its file and the identity of its prompt."""
-
-    file: Path
-    prompt: str
-    row: TextRow
-
-
-def _texts_of(file: Path, form: TextFormat) -> Iterator[_Text]:
-    """Yield the rows of a file; texts are plain, prompts and steps are checked."""
-    first: tuple[str, int] | None = None
-    for place, cells in _rows(file):
-        try:
-            row = form.read(cells)
-            text = plain_text(_words(row.text, "completion"), "assistant")
-            prompt = as_prompt(_words(row.prompt, "prompt"))
-            row = row._replace(text=text, prompt=prompt, step=_whole(row.step))
-            if not isinstance(row.scores, Mapping):
-                raise TypeError(f"scores must be name → number, got {row.scores!r}")
-        except KeyError as error:
-            raise ValueError(
-                f"{place} has no {error.args[0]!r}, which a row of {form.title} has, only "
-                f"{', '.join(cells)}"
-            ) from None
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"{place} is not a row of {form.title}: {error}") from None
-        first = first or (place, row.step)
-        if form.one_step and row.step != first[1]:
-            raise ValueError(
-                f"{place} has step {row.step}, but {first[0]} has {first[1]}: a file of "
-                f"{form.title} must have one step"
-            )
-        identity = json.dumps([row.of, prompt, row.reference], default=str)
-        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        yield _Text(file, digest, row)
-
-
-def _words(given: Any, what: str) -> Any:
+def _words(given: Any) -> Any:
     if not isinstance(given, str | list | tuple):
-        raise TypeError(f"{what} must be a text or messages, got {given!r}")
+        raise TypeError(f"prompt and completion must be a text or messages, got {given!r}")
     return given
-
-
-def _whole(step: Any) -> int:
-    if isinstance(step, bool) or not isinstance(step, int | float) or step != int(step):
-        raise ValueError(f"step must be an integer, got {step!r}")
-    return int(step)
-
-
-def _number(cell: float | None) -> float:
-    return float(cell) if cell is not None and abs(cell) <= float_info.max else nan
-
-
-def _name_of(outer: str, relative: Path) -> str:
-    """Return the name of the texts in a file: its folders and its own name, without steps."""
-    parts = [_STEP.sub("", part) for part in relative.with_suffix("").parts]
-    parts = [part for part, _ in groupby(filter(None, parts))]
-    return "/".join(parts) or _STEP.sub("", outer) or "texts"
 
 
 def _by_step(texts: Sequence[_Text]) -> dict[int, StoredTexts]:
     """Return step → texts of one name; prompts are in the order of their first appearance."""
-    texts = sorted(texts, key=lambda each: each.row.step)
-    order = {prompt: i for i, prompt in enumerate(dict.fromkeys(each.prompt for each in texts))}
-    cells = [(k, c) for each in texts for k, c in each.row.scores.items() if c is not None]
+    texts = sorted(texts, key=lambda each: each.step)
+    order = {of: i for i, of in enumerate(dict.fromkeys(each.of for each in texts))}
+    cells = [(k, c) for each in texts for k, c in each.scores.items() if c is not None]
     others = {key for key, cell in cells if not isinstance(cell, int | float)}
     names = dict.fromkeys(key for key, _ in cells if key not in others)
     scored = sorted(names, key=lambda key: key not in ("reward", "score"))
-    referenced = all(isinstance(each.row.reference, str) and each.row.reference for each in texts)
+    referenced = all(isinstance(each.reference, str) and each.reference for each in texts)
     steps: dict[int, StoredTexts] = {}
-    for step, found in groupby(texts, key=lambda each: each.row.step):
-        own = sorted(found, key=lambda each: order[each.prompt])
-        rows = [each.row for each in own]
-        counts = Counter(each.prompt for each in own)
+    for step, group in groupby(texts, key=lambda each: each.step):
+        rows = sorted(group, key=lambda each: order[each.of])
+        counts = Counter(each.of for each in rows)
         numbers = [{k: _number(c) for k, c in row.scores.items() if k in names} for row in rows]
         samples = Samples(
             [row.text for row in rows],
             references=[row.reference for row in rows] if referenced else None,
             prompts=[row.prompt for row in rows],
-            groups=[str(order[each.prompt]) for each in own],
+            groups=[str(order[row.of]) for row in rows],
         )
         steps[step] = StoredTexts(
-            own[0].file,
+            rows[0].file,
             samples,
             {key: np.array([row.get(key, nan) for row in numbers]) for key in scored},
             np.array([float(any(map(isnan, row.values()))) for row in numbers]),
@@ -353,3 +260,7 @@ def _by_step(texts: Sequence[_Text]) -> dict[int, StoredTexts]:
             list(counts.values()),
         )
     return steps
+
+
+def _number(cell: float | None) -> float:
+    return float(cell) if cell is not None and abs(cell) <= float_info.max else nan

@@ -25,11 +25,13 @@ def write_scored_samples(
     by_prompt: Mapping[str, Scores] | None = None,
     explanations: Mapping[int, Any] | None = None,
     reasons: Mapping[str, Sequence[str]] | None = None,
+    measure: str = "",
 ) -> None:
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
     NaN and infinite scores, (n,), are null. `by_prompt`, (prompts,), are values of prompts that are
     not means, in the first record of each. `explanations` are by row, `reasons` by score.
+    `measure`, of a `HeldOutScorer`, is in the first record.
     """
     prompts = len(next(iter(by_prompt.values()))) if by_prompt else 0
     lines = []
@@ -42,6 +44,8 @@ def write_scored_samples(
             record["explanation"] = explanations[i]
         if reasons:
             record["reasons"] = {name: texts[i] for name, texts in reasons.items()}
+        if measure and not i:
+            record["measure"] = measure
         lines.append(json_line(record))
     write_whole(Path(path), "".join(lines))
 
@@ -65,13 +69,15 @@ def explain_some(
 class ScoredFile(NamedTuple):
     """Content of a file of `write_scored_samples`: n samples, and by name n scores or reasons.
 
-    `by_prompt` are values of prompts that are not means, shape (prompts,). Null is NaN.
+    `by_prompt` are values of prompts that are not means, shape (prompts,). Null is NaN. `measure`
+    is "" if it is unknown.
     """
 
     samples: Samples
     scores: dict[str, Scores]
     by_prompt: dict[str, Scores]
     reasons: dict[str, list[str]]
+    measure: str = ""
 
 
 def read_scored_file(path: str | PathLike[str]) -> ScoredFile:
@@ -86,6 +92,7 @@ def read_scored_file(path: str | PathLike[str]) -> ScoredFile:
             _columns([each["scores"] for each in records]),
             _columns([row for each in records if (row := each.get("by_prompt")) is not None]),
             {n: [row.get(n, "") for row in told] for n in dict.fromkeys(chain(*told))},
+            str(records[0].get("measure", "")),
         )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a file of samples with scores: {error}") from None

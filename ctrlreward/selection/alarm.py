@@ -185,6 +185,10 @@ class AlarmRule:
         """Return the state before the first validation."""
         return AlarmState()
 
+    def renewed(self, state: AlarmState, changed: Collection[str]) -> AlarmState:
+        """Return the state without references, since the keys `changed` their prompts."""
+        return replace(state, references={})
+
     def update(
         self,
         state: AlarmState,
@@ -227,7 +231,8 @@ class AlarmRule:
             for key in self.modes
         )
         if not comparable:
-            what = "other held-out prompts" if state.references else "the first validation"
+            begun = state.references or state.tests
+            what = "other held-out prompts" if begun else "the first validation"
             reason = f"{what}: later validations are compared with step {now.step}"
             return replace(state, references=dict.fromkeys(self.modes, now)), 1.0, reason
         k = state.tests + 1

@@ -22,6 +22,7 @@ from ctrlreward.selection.metrics import (
 )
 
 CHOICES = ("top_k", "level")  # settings that a report repeats
+CHECKPOINTS = "checkpoints.json"  # next to a log: the folders of its checkpoints, relative to it
 LAST_STEP = "the last step"  # for the checkpoint, in the summary of a run that loaded none
 
 
@@ -151,6 +152,10 @@ class BestRule:
     def start(self) -> BestState:
         """Return the state before the first validation."""
         return BestState()
+
+    def renewed(self, state: BestState, changed: Collection[str]) -> BestState:
+        """Return the state without candidates, if the monitored key `changed` its prompts."""
+        return replace(state, kept={}, candidates={}) if self.monitor in changed else state
 
     def update(
         self,

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.selection.metrics import Bounds, Evidence, ModeOf
+from ctrlreward.selection.metrics import Bounds, Evidence, ModeOf, renewed
 
 
 def with_assigned(rule: Any, callback: object) -> Any:
@@ -56,12 +56,14 @@ class Decider:
         rule: The rule, with the directions that the scorers of the run declare once it has begun.
         state: Its state.
         step: Training step of the last decision, -1 before.
+        measures: Key → what its last value was measured on; with another, a new reference begins.
     """
 
     def __init__(self, rule: Any) -> None:
         self.rule: Any = rule
         self.state: Any = rule.start()
         self.step = -1
+        self.measures: dict[str, str] = {}
 
     def begin(self, rule: Any, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> None:
         """Take the settings of a run. A state that no validation has changed starts anew."""
@@ -78,6 +80,7 @@ class Decider:
         evidence: Evidence | None = None,
     ) -> Any:
         """Return the decision of the rule; the weights count as decided if it judged anything."""
+        self.state = renewed(self.rule, self.state, self.measures, stale, evidence)
         after, decision = self.rule.update(self.state, step, metrics, stale, evidence)
         if after is not self.state:
             self.state = after
@@ -91,11 +94,12 @@ class Decider:
 
     def to_dict(self) -> dict[str, Any]:
         """Return state and last step as plain data."""
-        return {**self.state.to_dict(), "decided": self.step}
+        return {**self.state.to_dict(), "decided": self.step, "measures": dict(self.measures)}
 
     def load(self, plain: Mapping[str, Any]) -> None:
         """Restore `to_dict`; keys of others are ignored."""
         self.step = plain.get("decided", -1)
+        self.measures = dict(plain.get("measures", {}))
         self.state = type(self.rule.start()).from_dict(plain)
 
 

@@ -95,6 +95,25 @@ def check_key(argument: str, given: object) -> None:
         raise TypeError(f"{argument} must be the key of a logged metric, got {given!r}")
 
 
+def renewed(
+    rule: Any,
+    state: Any,
+    measures: dict[str, str],
+    stale: Collection[str],
+    evidence: Evidence | None,
+) -> Any:
+    """Return the state of a rule, with a new reference if other prompts or completions are scored.
+
+    `measures`, key → what its last value was measured on (`PromptScores.prompts`), are updated.
+    Counts remain, so that the level holds for the whole run.
+    """
+    rows = {key: row for key, row in (evidence or {}).items() if key in rule.keys}
+    now = {key: getattr(row, "prompts", "") for key, row in rows.items() if key not in stale}
+    changed = [key for key, one in now.items() if one and measures.get(key, one) != one]
+    measures |= {key: one for key, one in now.items() if one}
+    return rule.renewed(state, changed) if changed else state
+
+
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
     """Return the reason why no decision is made; "" if all keys have a new value."""
     old = [key for key in keys if key in stale]
@@ -123,12 +142,13 @@ _WORDS: dict[Mode | None, frozenset[str]] = {
     None: frozenset("std stddev deviation variance min max gap length steps".split()),
     "min": frozenset(
         "loss losses ppl perplexity nll error errors wer cer ter kl kld divergence mse rmse mae "
-        "repetition toxicity failed fail".split()
+        "repetition toxicity failed fail pp".split()
     ),
     "max": frozenset(
         "reward rewards accuracy acc f1 precision recall auc bleu chrf rouge meteor bertscore "
         "likelihood relevance coherence consistency fluency distinct diversity preservation "
-        "similarity win probability polarity gm engagingness groundedness faithfulness".split()
+        "similarity win probability polarity gm engagingness groundedness faithfulness quality "
+        "rating score".split()
     ),
 }
 
@@ -136,13 +156,15 @@ _WORDS: dict[Mode | None, frozenset[str]] = {
 def direction_of_name(key: str) -> Mode | None:
     """Return the better direction of a metric by the words of its name, None if they don't say.
 
-    Only the part after the last "/" counts, or the one before it if that is a mean.
+    Only the part after the last "/" counts, or the one before it if that is a mean or a total.
 
     Examples:
         >>> [direction_of_name(key) for key in ("eval_ppl", "rewards/accuracy/mean", "length")]
         ['min', 'max', None]
     """
-    name = re.sub(r"/(mean(@\d+)?|dataloader_idx_\d+)$", "", key.lower()).rsplit("/", 1)[-1]
+    name = re.sub(r"/(mean(@\d+)?|total|shaped|dataloader_idx_\d+)$", "", key.lower()).rsplit(
+        "/", 1
+    )[-1]
     name = re.sub(r"neg(ative)?_log_(likelihood|prob)", "nll", name)
     words = re.split(r"[^a-z0-9]+", name)
     said = {*words, *(word.rstrip("0123456789") for word in words)}  # of "f1" and of "bleu4"

@@ -94,6 +94,10 @@ class ParetoRule:
         """Return the state before the first validation."""
         return ParetoState()
 
+    def renewed(self, state: ParetoState, changed: Collection[str]) -> ParetoState:
+        """Return the state without points, since the keys `changed` their prompts."""
+        return self.start()
+
     def update(
         self,
         state: ParetoState,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ctrlreward.selection.alarm import AlarmDecision, AlarmRule
 from ctrlreward.selection.best import BestRule, ConstraintCheck, KeepDecision
-from ctrlreward.selection.metrics import Evidence
+from ctrlreward.selection.metrics import Evidence, renewed
 from ctrlreward.selection.pareto import ParetoRule
 from ctrlreward.selection.stopping import StopDecision, StopRule
 
@@ -129,12 +129,14 @@ class RunRules:
         every = {"alarm": self.alarm, "best": self.best, "stop": self.stop, "pareto": self.pareto}
         rules: dict[str, Any] = {name: rule for name, rule in every.items() if rule}
         states = {name: rule.start() for name, rule in rules.items()}
+        measures: dict[str, dict[str, str]] = {name: {} for name in rules}
         keeps, stopped = "best" if self.best else "pareto", False
         for each in validations:
             step, metrics, stale, evidence = each
             decisions: dict[str, Any] = dict.fromkeys(every)
             for name, rule in rules.items():
-                state, decision = rule.update(states[name], step, metrics, stale, evidence)
+                state = renewed(rule, states[name], measures[name], stale, evidence)
+                state, decision = rule.update(state, step, metrics, stale, evidence)
                 states[name], decisions[name] = state, decision
                 if name == "alarm":
                     metrics = {**metrics, ALARM_KEY: float(decision.alarm)}

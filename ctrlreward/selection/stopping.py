@@ -149,6 +149,10 @@ class StopRule:
         """Return the state before the first score."""
         return StopState(best=-sign_of(self.mode) * math.inf)
 
+    def renewed(self, state: StopState, changed: Collection[str]) -> StopState:
+        """Return the state without earlier scores, since the keys `changed` their prompts."""
+        return replace(state, best=self.start().best, wait_count=0, leader=None)
+
     def update(
         self,
         state: StopState,

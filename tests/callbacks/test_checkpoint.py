@@ -16,6 +16,8 @@ from lightning_choice import (
 )
 from warm_python import run_warm
 
+from ctrlreward import Samples
+
 VALUES = [0.0, 0.1, 0.3, 0.2, 0.5, 0.4]
 
 
@@ -160,9 +162,7 @@ pl.Trainer(
 """
 
 
-def test_resumes_from_the_last_validation_after_sigkill(
-    fit, counter, curve, held_out, tmp_path
-) -> None:
+def test_resumes_from_the_last_validation_after_sigkill(fit, counter, curve, tmp_path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     shared = Path(__file__).with_name("conftest.py")
@@ -173,7 +173,7 @@ def test_resumes_from_the_last_validation_after_sigkill(
     scorer, module = curve(VALUES), counter()
     keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
     stopper = RewardEarlyStopping("score/v", patience=4)
-    callbacks = [keeper, stopper, watch(scorer, held_out)]
+    callbacks = [keeper, stopper, watch(scorer, Samples(texts=["The food"]))]
     fit(module, callbacks, max_steps=20, ckpt_path="last")
     assert len(module.draws) == 2  # steps 7 and 8 of 8: six were done
     assert (stopper.stopped_step, stopper.stopped_by) == (8, "patience_exhausted")

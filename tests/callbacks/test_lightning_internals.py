@@ -58,7 +58,7 @@ def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
     csv = read_run(str(tmp_path / "csv" / "version_6")).curves["score/v"]
     names = [path.name for path in sorted((tmp_path / "kept").glob("step=*.ckpt"))]
     assert [row["step"] for row in rows if "score/v" in row] == ends
-    assert list(csv) == ends[2:]
+    assert list(csv) == ends  # joined with version_4
     assert [int(name[5:11]) for name in names] == ends
     files = sorted((tmp_path / "samples" / "score").iterdir())
     assert [int(path.stem[5:]) for path in files] == ends

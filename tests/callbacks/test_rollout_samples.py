@@ -42,7 +42,7 @@ def test_every_nth_rollout_is_written(fit: Callable[..., pl.Trainer], writer, tm
         "step=000004.jsonl",
         "step=000007.jsonl",
     ]
-    samples, scores, _, reasons = read_scored_file(folder / "step=000007.jsonl")
+    samples, scores, _, reasons, _ = read_scored_file(folder / "step=000007.jsonl")
     assert samples.texts == ("text 0 of 6", "text 1 of 6", "text 2 of 6")
     np.testing.assert_array_equal(scores["total"], [6.0, np.nan, 0.5])
     np.testing.assert_array_equal(scores["v"], [12.0, np.nan, 1.0])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asked_models import inputs_seen
 from fakes import Scripted
-from trainer_runs import tiny_trainer, train
+from trainer_runs import SAVING, tiny_trainer, train
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,7 +22,7 @@ from transformers import (
 
 from ctrlreward import Reward, Samples, Similarity, WordVectors, as_samples
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
-from ctrlreward.huggingface import GenerationScorer, RewardCheckpoint
+from ctrlreward.huggingface import GenerationScorer, RewardCheckpoint, RewardEarlyStopping
 from ctrlreward.huggingface.generation import TrainerGenerator, as_scored, prompts_as_texts
 from ctrlreward.samples import conversation_prompt
 
@@ -237,6 +237,34 @@ def test_a_resumed_run_scores_its_checkpoint_once(
         for run in (whole, cut)
     ]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"generations_per_prompt": 2}, {"generation": {"max_new_tokens": 3}}]
+)
+def test_a_run_resumed_with_other_completions_has_a_new_reference(
+    tiny_llama: Callable[[str], str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    change: dict[str, Any],
+) -> None:
+    for steps in (2, 6):
+        options = {"generation": {"max_new_tokens": 2}, **(change if steps == 6 else {})}
+        trainer = tiny_trainer(tiny_llama("abcdef"), tmp_path, max_steps=steps, **SAVING)
+        score = Scripted(lambda _, step: [1 - step / 8] * 4, trainer, "max")["a"]
+        trainer.add_callback(GenerationScorer(trainer, {"a": score}, ["ab", "cd"], **options))
+        best, stop = RewardCheckpoint("score/a"), RewardEarlyStopping("score/a", patience=4)
+        trainer.add_callback(best)
+        trainer.add_callback(stop)
+        left = tmp_path / "samples" / "score" / ".step=000009.jsonl.unfinished"
+        left.parent.mkdir(parents=True, exist_ok=True)
+        left.write_text("half of")
+        trainer.train(resume_from_checkpoint=steps == 6)
+        assert not left.exists()
+    said = [record for record in caplog.records if "measured with" in record.getMessage()]
+    assert len(said) == bool(change)
+    assert best.selected_step == (3 if change else 1)
+    assert trainer.state.global_step == (6 if change else 5)
 
 
 def test_a_training_without_an_evaluation_says_so(

@@ -71,7 +71,7 @@ def test_keys_of_transformers_have_their_evidence(tmp_path: Path) -> None:
     assert run.modes == {"eval_score/own": "min"}
     (tmp_path / "trainer_state.json").unlink()
     run = read_stored_run(tmp_path)  # samples alone
-    assert run.source == "samples"
+    assert run.source == "texts"
     assert set(run.steps[0].evidence) == {"score/own", "score/fail_rate"}
     assert run.steps[0].metrics["score/own"] == 0.5
 
@@ -88,7 +88,7 @@ def test_names_of_checkpoints(tmp_path: Path) -> None:
     for name in folders:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "checkpoint-100").symlink_to("checkpoint-60")
-    found = find_checkpoints(tmp_path)
+    found = find_checkpoints([tmp_path])
     assert {step: [path.name for path in paths] for step, paths in found.items()} == {
         10: ["epoch=0-step=10.ckpt"],
         20: ["step=000020-sim=0.800.ckpt", "step=000020-sim=0.800-adapter"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -61,15 +60,48 @@ def test_rows_of_another_callback_in_wandb_have_the_step_before(tmp_path: Path) 
     assert curve(path, "a") == {0: 1.0, 50: 2.0}
 
 
-def test_several_logs_are_named(tmp_path: Path) -> None:
-    for version in ("version_0", "version_1"):
-        (tmp_path / "logs" / version).mkdir(parents=True)
-        (tmp_path / "logs" / version / "metrics.csv").write_text("step,a\n1,2\n")
-    with pytest.raises(ValueError, match=r"has 2 logs, choose one of them: .*version_0.*resumed"):
+def starts(folder: Path, *logs: dict[int, float], name: str = "version_{}") -> list[Path]:
+    """Write the log of each start of a run into a folder of its own."""
+    folders = [folder / name.format(i) for i in range(len(logs))]
+    for place, log in zip(folders, logs, strict=True):
+        place.mkdir(parents=True)
+        rows = "".join(f"{step},{value}\n" for step, value in log.items())
+        (place / "metrics.csv").write_text(f"step,a\n{rows}")
+    return folders
+
+
+def test_the_logs_of_a_resumed_run_are_joined(tmp_path: Path) -> None:
+    """Killed at 30, resumed from 20, killed before a step, resumed from 40 after ten versions."""
+    logs = [{10: 1.0, 20: 2.0, 30: 3.0}, {30: 3.5, 40: 4.0}, {}, {50: 5.0}]
+    folders = starts(tmp_path / "logs", *logs)
+    folders[3].rename(tmp_path / "logs" / "version_10")
+    joined = {10: 1.0, 20: 2.0, 30: 3.5, 40: 4.0, 50: 5.0}
+    for given in (tmp_path, tmp_path / "logs", tmp_path / "logs" / "version_10"):
+        assert curve(given, "a") == joined
+    assert curve(folders[1], "a") == {step: joined[step] for step in (10, 20, 30, 40)}
+    assert curve(folders[1] / "metrics.csv", "a") == logs[1]  # this file alone
+    parts = read_log(tmp_path).parts
+    assert list(parts.values()) == [30, 50, float("inf")]
+
+
+def test_several_runs_are_named(tmp_path: Path) -> None:
+    """Two seeds log at the same first step; so does a second start with the same checkpoints."""
+    folders = starts(tmp_path / "logs", {1: 2.0}, {1: 3.0}, {2: 4.0})
+    with pytest.raises(ValueError, match=r"2 runs.*version_0.*version_2"):
         read_log(tmp_path)
-    shutil.rmtree(tmp_path / "logs" / "version_1")
+    assert curve(folders[2], "a") == {1: 3.0, 2: 4.0}
+    for folder in folders[:2]:
+        (folder / "checkpoints.json").write_text('{"folders": ["../../checkpoints"]}')
+    assert curve(tmp_path, "a") == {1: 3.0, 2: 4.0}
+    starts(tmp_path / "others", {1: 2.0}, {5: 3.0}, name="seed{}")
+    with pytest.raises(ValueError, match="2 runs"):
+        read_log(tmp_path / "others")
+
+
+def test_links_and_texts_are_no_logs(tmp_path: Path) -> None:
+    starts(tmp_path / "logs", {1: 2.0})
     (tmp_path / "logs" / "latest").symlink_to("version_0")
-    for name in ("before.jsonl", "after.jsonl"):  # texts
+    for name in ("before.jsonl", "after.jsonl"):
         (tmp_path / name).write_text('{"text": "a"}\n')
     assert curve(tmp_path, "a") == {1: 2.0}
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from ctrlreward.runs import report, report_contents
+from ctrlreward.runs.folder import read_stored_run
 
 NOUNS = ("soup", "room", "film", "train", "band", "coat", "tour", "cake")
 VERBS = ("pleased", "surprised", "tired", "charmed", "bored", "helped", "warmed", "lifted")
@@ -108,7 +109,8 @@ def call(called: Callable[..., tuple[int, str, str]], tmp_path: Path) -> Callabl
 
 
 def found_in(run: Path, *options: str) -> dict[str, Any]:
-    return report_contents.run_contents(str(run), report._parser().parse_args([str(run), *options]))
+    arguments = report._parser().parse_args([str(run), *options])
+    return report_contents.contents(read_stored_run(run), arguments)
 
 
 def data_of(html: str) -> Any:
@@ -125,7 +127,7 @@ def test_a_gamed_run_says_so_and_by_what(call: Any, tmp_path: Path) -> None:
     assert "probably gamed" in verdict
     assert "“very good”" in verdict or "very good" in verdict
     assert "score/accuracy went from" in verdict
-    marks = data_of(html)["runs"][0]["marks"]
+    marks = data_of(html)["marks"]
     assert [mark["kind"] for mark in marks].count("alarm") == 1
 
 
@@ -190,7 +192,6 @@ def without_values(run: Path) -> None:
 
 
 DAMAGED: list[tuple[Callable[[Path], object], str]] = [
-    (Path.mkdir, "log"),
     (killed, "summary.json"),
     (without_values, "score/sentiment"),
     (lambda run: shutil.rmtree(gamed_run(run) / "samples"), "samples/"),
@@ -200,12 +201,21 @@ DAMAGED: list[tuple[Callable[[Path], object], str]] = [
 @pytest.mark.parametrize(("damage", "named"), DAMAGED)
 def test_a_report_says_what_is_missing(call: Any, tmp_path: Path, damage: Any, named: str) -> None:
     run = tmp_path / "run"
-    assert call(run)[0] == 2  # there is none
     damage(run)
     status, out, error, html = call(run)
     assert status == 0
     assert named in out + error
     assert "Missing from this report" in html or damage is without_values
+
+
+def test_without_a_log_there_is_no_file(called: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert called("report", run)[0] == 2  # no such folder
+    run.mkdir()
+    (run / "metrics.jsonl").touch()
+    status, out, error = called("report", run)
+    assert (status, out, error.count("\n")) == (1, "", 1)
+    assert [path.name for path in run.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_mistake_in_a_report_is_named(call: Any, fails: Any, tmp_path: Path) -> None:
@@ -257,7 +267,7 @@ def test_texts_cannot_leave_the_data(call: Any, tmp_path: Path) -> None:
     html = call(run)[3]
     assert "alert(1)</script>" not in html
     assert html.count("<script") == 2
-    texts = [text for item in data_of(html)["runs"][0]["texts"][0]["items"] for text in item["t"]]
+    texts = [text for item in data_of(html)["texts"][0]["items"] for text in item["t"]]
     assert any(text.endswith("<script>alert(1)</script>") for text in texts)
     assert any(text.endswith("before\0after\u2028line") for text in texts)
     assert any("[cut, 50,0" in text for text in texts)
@@ -268,21 +278,11 @@ def test_many_texts_are_sampled(call: Any, tmp_path: Path, monkeypatch: pytest.M
     """Half evenly spaced, half where the reward rose while the held-out score fell."""
     run = gamed_run(tmp_path / "run")
     monkeypatch.setattr(report_contents, "TEXT_BYTES", 4_000)
-    shown = data_of(call(run)[3])["runs"][0]["texts"][0]
-    assert shown["total"] == 96
+    shown = data_of(call(run)[3])["texts"][0]
+    assert shown["total"] == 24
     assert 4 <= len(shown["items"]) < 24
     assert shown["items"][0]["i"] == 0
     assert shown["items"][-1]["i"] == 23
-
-
-def test_several_runs_are_compared(call: Any, tmp_path: Path) -> None:
-    first, second = honest_run(tmp_path / "seed0"), gamed_run(tmp_path / "seed1")
-    status, out, _, html = call(first, second)
-    assert status == 0
-    assert out.count("Take step 40") == 1
-    section = html[html.index('<section id="runs">') :]
-    (row,) = re.findall(r"<th scope=.row.>score/accuracy</th>(.*?)</tr>", section, re.S)
-    assert re.match(r"<td>0\.\d+</td><td>0\.38\d+</td><td>[\d.]+</td>", row)
 
 
 def test_growth_of_phrases_agrees_with_a_plain_count(tmp_path: Path) -> None:
@@ -328,9 +328,9 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Return a function that opens a report; at the end, there was no error and no request."""
     pages, complaints = [], []
 
-    def visit(*runs: Path, width: int = 1400, scheme: str = "light") -> Any:
+    def visit(run: Path, width: int = 1400, scheme: str = "light") -> Any:
         path = tmp_path / "page.html"
-        report.write_report(path, [str(run) for run in runs])
+        report.write_report(path, run)
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: complaints.append(message.text))
@@ -359,44 +359,36 @@ def test_the_page_fits(visit: Any, tmp_path: Path, width: int, scheme: str) -> N
     assert bad in ("rgb(185, 28, 28)", "rgb(255, 138, 128)")
 
 
-def test_texts_are_filtered_and_sorted(visit: Any, tmp_path: Path) -> None:
+def test_texts_are_searched_and_sorted(visit: Any, tmp_path: Path) -> None:
     run = gamed_run(tmp_path / "run")
     page = visit(run)
-    texts = page.locator("[data-texts]")
-    assert texts.locator("select[name=Sort]").input_value() == "gamed"  # since there was an alarm
+    texts = page.locator("#texts")
+    assert texts.locator("select[name=sort]").input_value() == "gamed"  # since there was an alarm
     assert texts.locator(".items > details").count() == 24
     texts.get_by_label("Search").fill("the COAT number")
-    assert texts.locator("[role=status]").inner_text().startswith("3 of 24 prompts")
+    assert texts.locator("[role=status]").inner_text().startswith("3 of 24")
     texts.get_by_label("Search").fill("")
-    texts.locator("select[name=Label]").select_option("bad")
-    assert texts.locator(".items > details").count() == 12
-    texts.locator("select[name=Label]").select_option("")
-    texts.locator("select[name=Sort]").select_option("low")
-    texts.locator("select[name=of]").select_option(label="accuracy ↑")
-    texts.locator("select[name=At]").select_option(label="step 20")
-    rows = (run / "samples/score/step=000020.jsonl").read_text().splitlines()
-    lowest = min(json.loads(row)["scores"]["accuracy"] for row in rows)
-    changes = [float(t.split("→")[1]) for t in texts.locator(".change").all_inner_texts()]
-    assert changes == sorted(changes)
-    assert changes[0] == pytest.approx(lowest, abs=1e-3)
-    texts.get_by_label("from").fill("0.6")
-    changes = texts.locator(".change").all_inner_texts()
-    assert changes
-    assert all(float(text.split("→")[1]) >= 0.6 for text in changes)
+    texts.locator("select[name=sort]").select_option("-accuracy")
+    first, last = (
+        [json.loads(row) for row in (run / f"samples/score/step=0000{s}.jsonl").open()]
+        for s in (10, 40)
+    )
+    falls = [
+        a["scores"]["accuracy"] - b["scores"]["accuracy"] for a, b in zip(first, last, strict=True)
+    ]
+    expected = first[int(np.argmax(falls))]["prefix"]
+    assert texts.locator("summary").first.inner_text().startswith(expected)
 
 
 def test_texts_stand_side_by_side_with_their_changes(visit: Any, tmp_path: Path) -> None:
     page = visit(gamed_run(tmp_path / "run"))
-    first = page.locator("[data-texts] .items > details").first
-    first.locator("h4").nth(1).wait_for()  # made a moment after the first prompt opens
-    assert first.locator("h4").all_inner_texts() == ["step 10", "step 40 ◆"]
+    first = page.locator(".items > details").first
+    first.locator("h3").nth(1).wait_for()  # made a moment after the first prompt opens
+    assert first.locator("h3").all_inner_texts() == ["step 10", "step 40 ◆"]
     assert first.locator("section").last.locator("mark").inner_text() == "is very good, very good"
     page.get_by_label("all validations").check()
-    first = page.locator("[data-texts] .items > details").first
-    first.locator("h4").nth(3).wait_for()
-    assert first.locator("h4").count() == 4
-    page.locator(".validations a", has_text="20").click()
-    assert page.locator("[data-texts]").locator("select[name=At]").input_value() == "1"
+    first.locator("h3").nth(3).wait_for()
+    assert first.locator("h3").count() == 4
 
 
 def test_hostile_texts_are_only_text(visit: Any, tmp_path: Path) -> None:
@@ -405,37 +397,17 @@ def test_hostile_texts_are_only_text(visit: Any, tmp_path: Path) -> None:
         lambda place, i, rng: HOSTILE[(i + place) % len(HOSTILE)],
         lambda place, text: {"a<b": float(len(text) % 7)},
     )
+    file = run / "samples/score/step=000040.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    told = [{**row, "reasons": {"a<b": "Warm <b>words</b>."}} for row in rows]  # of a judge
+    file.write_text("".join(json.dumps(row) + "\n" for row in told))
     page = visit(run, width=400)
     page.get_by_label("all validations").check()
     page.evaluate(
         "for (const each of document.querySelectorAll('.items details')) each.open = true"
     )
-    shown = page.locator("[data-texts]").inner_text()
-    assert "<script>alert(1)</script>" in shown
-    assert "before␀after" in shown
-    assert "שלום עולם" in shown
+    page.locator(".items section").nth(20).wait_for()
+    shown = page.locator("#texts").inner_text()
+    for text in ("<script>alert(1)</script>", "before␀after", "שלום עולם", "Warm <b>words</b>."):
+        assert text in shown
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_an_explanation_is_shown_on_click(visit: Any, tmp_path: Path) -> None:
-    """Records of `CTRLEval.explain` and `Alignment.explain`, as they stand."""
-    run = honest_run(tmp_path / "run")
-    file = run / "samples/score/step=000040.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    evaluator = {"left": "It was ", "right": ".", "target": "good", "score": 0.75, "weight": 1.0}
-    tokens = [{"start": 0, "end": 3, "value": 0.25, "counted": True},
-              {"start": 4, "end": 8, "value": 0.9, "counted": False}]  # fmt: skip
-    rows[0]["explanation"] = {
-        "relevance": {"score": 0.75, "evaluators": [evaluator]},
-        "preservation": {"score": 0.5, "text": rows[0]["text"], "tokens": tokens},
-    }
-    rows[0]["reasons"] = {"sentiment": "Warm <b>words</b>."}  # of a judge
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = visit(run)
-    page.get_by_role("button", name="Explain").click()
-    explained = page.locator(".explained")
-    assert "It was good." in explained.inner_text()
-    assert "Warm <b>words</b>." in explained.inner_text()
-    assert explained.locator(".a1").inner_text() == "The"
-    explained.locator(".a1").hover()
-    assert page.locator("#tip").inner_text() == "alignment 0.25"

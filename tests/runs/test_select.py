@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     """A run of five validations with checkpoints; the best with acc >= 0.5 is step 30."""
     place = tmp_path / "run"
     place.mkdir()
-    rows = [{"step": step, "reward": r, "acc": a, "loss": -r} for step, r, a in ROWS]
+    rows = [{"step": s, "reward": r, "acc": a, "loss": -r, "width": 1} for s, r, a in ROWS]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for step, _, _ in ROWS:
         (place / "checkpoints" / f"step={step:06d}-adapter").mkdir(parents=True)
@@ -79,15 +79,13 @@ def test_nothing_meets_the_constraints(folder: Path, select: Any) -> None:
     assert "reward: met at 5 of 5 validations" in out
 
 
-def test_json_and_the_file_for_scripts(folder: Path, select: Any, tmp_path: Path) -> None:
-    output = tmp_path / "best.json"
-    status, out, _ = select(folder, *CONSTRAINED, "--json", "--output", output)
+def test_json_for_scripts(folder: Path, select: Any) -> None:
+    status, out, _ = select(folder, *CONSTRAINED, "--json")
     content = json.loads(out)
     assert (status, content["step"], content["value"]) == (0, 30, 0.6)
     assert content["checkpoint"] == str(folder / "checkpoints" / "step=000030.ckpt")
     met = [each["constraints"]["acc"]["met"] for each in content["validations"]]
     assert met == [True, True, True, False, False]
-    assert json.loads(output.read_text())["checkpoint"] == content["checkpoint"]
 
 
 def test_several_runs(folder: Path, select: Any, tmp_path: Path) -> None:
@@ -179,7 +177,8 @@ def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path
         ((*MAXIMISE, "--guard", "acc"), "--guard"),
         ((*MAXIMISE, "--guard", "reward:reward"), "held_out"),
         (("--pareto", "reward:up,acc:max"), "reward"),
-        ((*MAXIMISE, "--output=a.csv"), "--output"),
+        (("--guard", "reward:width"), "width=min"),
+        (("--pareto", "reward,width"), "width:min"),
         ((*MAXIMISE, "--maximum", "3"), "--maximum"),
     ],
 )
@@ -200,16 +199,29 @@ def test_a_declared_direction_is_not_contradicted(select: Any, tmp_path: Path) -
     assert "step 3" in select(tmp_path, "--minimise", "score/pp")[1]
 
 
-def test_a_guard_takes_the_direction_of_the_report(select: Any, tmp_path: Path) -> None:
-    """And says it, since the log alone has none."""
-    rows = [{"step": s, "reward": s, "score/pp": 20.0 + s} for s in range(1, 21)]
+@pytest.mark.parametrize(
+    ("key", "better"),
+    [("score/perplexity", "lower"), ("eval_ppl", "lower"), ("score/sim", "higher")],
+)
+def test_a_guard_takes_the_direction_of_the_name_or_the_run(
+    select: Any, tmp_path: Path, key: str, better: str
+) -> None:
+    """And says it. What the run declares counts, then the name; a given direction wins."""
+    rows = [{"step": s, "reward": s, key: 20.0 + s} for s in range(1, 21)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    guard = ("--guard", "reward:score/pp")
-    out = select(tmp_path, *guard)[1]
-    assert "score/pp (better when higher)" in out
-    assert "no alarm" in out
-    (tmp_path / "summary.json").write_text('{"directions": {"score/pp": "min"}}')
-    for again in (guard, ("--guard", "reward:score/pp=min")):
-        out = select(tmp_path, *again)[1]
-        assert "guard: reward (better when higher) against score/pp (better when lower)" in out
-        assert "no alarm: score/pp without scores by prompt" in out
+    declared = {"score/sim": "max"} if key == "score/sim" else {}
+    (tmp_path / "summary.json").write_text(json.dumps({"directions": declared}))
+    out = select(tmp_path, "--guard", f"reward:{key}")[1]
+    assert f"reward (better when higher) against {key} (better when {better})" in out
+    assert f"no alarm: {key} without scores by prompt" in out
+    out = select(tmp_path, "--guard", f"reward:{key}=drift")[1]
+    assert f"{key} (must not change)" in out
+
+
+def test_the_keys_that_decide_come_first(select: Any, tmp_path: Path) -> None:
+    first = {f"clip_ratio/{i}": 0.1 for i in range(30)}
+    row = {"step": 1, **first, "reward/total": 0.5, "score/sim": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    status, _, err = select(tmp_path)
+    assert status == 2
+    assert "has the keys reward/total, score/sim, clip_ratio/0" in err

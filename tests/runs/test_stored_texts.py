@@ -16,7 +16,7 @@ import pytest
 from ctrlreward.cli import main
 from ctrlreward.runs import report
 from ctrlreward.runs.folder import read_stored_run
-from ctrlreward.runs.report_contents import run_contents
+from ctrlreward.runs.report_contents import contents
 from ctrlreward.runs.reproduction import compare_runs
 from ctrlreward.runs.results import read_run
 from ctrlreward.samples import Samples
@@ -139,7 +139,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def reported(run: Path, *options: str) -> dict[str, Any]:
-    return run_contents(str(run), report._parser().parse_args([str(run), *options]))
+    return contents(read_stored_run(run), report._parser().parse_args([str(run), *options]))
 
 
 def rounded(value: Any) -> Any:
@@ -153,7 +153,7 @@ def rounded(value: Any) -> Any:
 
 def decisions(printed: Callable[..., str], run: Path, name: str, keys: tuple[str, str]) -> Any:
     reward, brevity = (f"{name}/{key}" for key in keys)
-    options = ("--maximise", reward, "--guard", f"{reward}:{brevity}", "--stop", "patience=1")
+    options = ("--maximise", reward, "--guard", f"{reward}:{brevity}=max", "--stop", "patience=1")
     found = json.loads(printed("select", run, *options, "--json"))
     return rounded({k: v for k, v in found.items() if k not in ("run", "log", "source")})
 
@@ -208,7 +208,7 @@ def test_the_texts_are_scored_again_as_ours(
     texts, _ = read_scored_samples(folder / "step=000020.jsonl")
     assert sorted(texts.texts) == sorted(each.text for each in numbers()[20])
     again = read_stored_run(tmp_path / "theirs")  # what we wrote is neither its log nor its texts
-    assert list(again.texts) == [name]
+    assert list(again.samples) == [name]
     assert f"{name}/variety" not in again.keys
 
 
@@ -242,7 +242,7 @@ def test_a_log_beside_the_texts(tmp_path: Path) -> None:
     write_verl(tmp_path)
     lines(tmp_path / "log.jsonl", [{"step": 20, "data": {"actor/entropy": 0.5}}])
     run = read_stored_run(tmp_path)
-    assert run.source == "verl; texts of verl, 3 steps"
+    assert run.source == "verl"
     assert run.steps[1].metrics["actor/entropy"] == 0.5
     assert "validation/score" in run.steps[1].evidence
     write_records(tmp_path / "own")
@@ -254,7 +254,7 @@ def test_one_file_a_parquet_file_and_a_checkpoint(tmp_path: Path) -> None:
     write_records(tmp_path)
     (tmp_path / "checkpoint-20").mkdir()
     run = read_stored_run(tmp_path / "eval.jsonl")
-    assert (run.folder, run.source) == (tmp_path, "texts of records, 3 steps")
+    assert (run.folder, run.source) == (tmp_path, "texts")
     assert run.steps[1].checkpoint == tmp_path / "checkpoint-20"
     rows = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "eval.parquet")
@@ -275,7 +275,7 @@ def test_prompts_with_more_or_fewer_texts(tmp_path: Path, printed: Callable[...,
     judge = tmp_path / "judge.yaml"
     judge.write_text("components:\n  variety: {scorer: Distinct, score: distinct_2}\n")
     assert "(no scores by prompt)" in printed("rescore", tmp_path, judge)
-    assert reported(tmp_path)["texts"][0]["total"] == 2 * len(rows) // 2
+    assert reported(tmp_path)["texts"][0]["total"] == len(rows) // 2
 
 
 # Prompts
@@ -297,16 +297,30 @@ def test_other_prompts_are_compared_by_means(tmp_path: Path, printed: Callable[.
     assert any("its prompts differ between the steps" in each for each in found["missing"])
 
 
-def test_steps_with_the_same_prompts_remain_pairs(
-    tmp_path: Path, printed: Callable[..., str]
+@pytest.mark.parametrize(
+    ("since", "note", "best"),
+    [
+        (30, "validation has other prompts or completions from step 30 on: a new reference", 30),
+        (20, "validation has other prompts or completions from step 20 on: a new reference", 30),
+    ],
+)
+def test_prompts_that_change_for_good_are_a_new_reference(
+    tmp_path: Path, printed: Callable[..., str], since: int, note: str, best: int
 ) -> None:
+    """Not if one step between others differs, as batches of training do."""
     write_verl(tmp_path)
-    file = tmp_path / "validation" / "20.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    lines(file, [{**row, "input": row["input"].replace("Question 3?", "Another")} for row in rows])
+    for step in STEPS:
+        file = tmp_path / "validation" / f"{step}.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        renamed = [{**row, "input": row["input"].replace("Question 3?", "Else")} for row in rows]
+        lines(file, renamed if step >= since else rows)
     out = printed("select", tmp_path, "--maximise", "validation/score")
-    assert "validation has other prompts at step 20: compared by means, not by prompt" in out
-    assert "(compared by means, not by prompt, with 1 of 2 other candidates), disting" in out
+    assert note in out
+    assert f"step {best} (not on disk)" in out
+    lines(tmp_path / "validation" / "20.jsonl", renamed)
+    lines(tmp_path / "validation" / "30.jsonl", rows)
+    out = printed("select", tmp_path, "--maximise", "validation/score")
+    assert "at each step: compared by means" in out
 
 
 def test_rollouts_of_ours_with_other_prompts_are_no_pairs(tmp_path: Path) -> None:
@@ -327,7 +341,7 @@ def test_an_incomplete_last_line_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "eval.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole[:-20])
-    left = read_stored_run(tmp_path).texts["eval"][30]
+    left = read_stored_run(tmp_path).samples["eval"][30]
     assert len(left.samples) == PROMPTS * REPEATS - 1
     more = json.dumps({"step": 40, "prompt": "p", "completion": "c", "scores": {"reward": 1}})
     file.write_bytes(whole + more.encode())  # complete without the end of its line
@@ -352,7 +366,6 @@ def without(key: str) -> Callable[[list[Any]], list[Any]]:
     ("change", "place"),
     [
         (without("output"), "20.jsonl:4"),
-        (lambda rows: [*rows[:6], {**rows[6], "step": 30}], "20.jsonl:7"),
         (lambda rows: [{**rows[0], "output": 7}, *rows], "20.jsonl:1"),
         (lambda rows: [rows[0], [1]], "20.jsonl:2"),
     ],
@@ -374,16 +387,14 @@ def test_a_broken_record_or_table_is_named(wrong: Any, tmp_path: Path) -> None:
         read_stored_run(tmp_path / "trl")
 
 
-def test_several_kinds_need_a_choice(tmp_path: Path) -> None:
+def test_files_of_several_kinds_are_sets_of_their_own(tmp_path: Path) -> None:
     write_verl(tmp_path)
     write_records(tmp_path)
-    with pytest.raises(ValueError, match="records, verl"):
-        read_stored_run(tmp_path)
-    assert list(read_stored_run(tmp_path / "validation").texts) == ["validation"]
+    assert set(read_stored_run(tmp_path).samples) == {"validation", "eval"}
 
 
 def test_texts_of_a_scorer_come_first(tmp_path: Path) -> None:
     write_records(tmp_path)
     write_ours(tmp_path, "score", ("a", "b"))
-    assert read_stored_run(tmp_path).texts == {}
-    assert list(read_stored_run(tmp_path / "eval.jsonl").texts) == ["eval"]
+    assert list(read_stored_run(tmp_path).samples) == ["score"]
+    assert list(read_stored_run(tmp_path / "eval.jsonl").samples) == ["eval"]

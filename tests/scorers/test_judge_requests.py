@@ -18,7 +18,6 @@ from ctrlreward import Criterion, Judge, Reward, RewardBatch, Rubric, Samples
 from ctrlreward.callbacks.report import scored_texts
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.held_out import HeldOutScorer
-from ctrlreward.runs.report_contents import _explanations
 from ctrlreward.scorers.records import read_scored_file, sample_table, write_scored_samples
 
 NAN = float("nan")
@@ -115,18 +114,12 @@ def test_reasons_are_stored_with_the_samples(serve: Serve, tmp_path: Path) -> No
     samples = Samples(["Thank you.", "No.", "  "])
     path = tmp_path / "step=000001.jsonl"
     held_out.score_samples(samples, path)
-    again, scores, _, reasons = read_scored_file(path)
+    again, scores, _, reasons, _ = read_scored_file(path)
     assert reasons == {
         "mean": ["polite: polite is 3\nshort: short is no", "", ""],
         "tone": ["polite is 3", "", ""],
     }
     assert again == samples
-    assert _explanations(path, 3) == {
-        0: {
-            "mean": {"score": 2.25, "reason": "polite: polite is 3\nshort: short is no"},
-            "tone": {"score": 3.0, "reason": "polite is 3"},
-        }
-    }
     header, rows = sample_table(samples, scores, 3, reasons)
     assert header == ["text", "mean", "tone", "mean_reason", "tone_reason"]
     assert rows[0] == ["Thank you.", 2.25, 3.0, *(each[0] for each in reasons.values())]
