@@ -147,8 +147,8 @@ _WORDS: dict[Mode | None, frozenset[str]] = {
     "max": frozenset(
         "reward rewards accuracy acc f1 precision recall auc bleu chrf rouge meteor bertscore "
         "likelihood relevance coherence consistency fluency distinct diversity preservation "
-        "similarity win probability polarity gm engagingness groundedness faithfulness quality "
-        "rating score".split()
+        "similarity win probability polarity gm engagingness groundedness faithfulness rating "
+        "score".split()
     ),
 }
 

@@ -141,7 +141,7 @@ def scored(folder: Path) -> dict[int, tuple[dict[str, float], dict[str, Any]]]:
 
 def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path: Path) -> None:
     seen = scored(tmp_path)
-    options = ("--maximise", "score/quality", "--guard", "reward:score/quality", "--json")
+    options = ("--maximise", "score/quality", "--guard", "reward:score/quality=max", "--json")
     content = json.loads(select(tmp_path, *options)[1])
     best, alarm = BestRule("score/quality"), AlarmRule("reward", "score/quality")
     kept, state = best.start(), alarm.start()
