@@ -21,7 +21,7 @@ COMMANDS = {
     "serve": ("serving.serve", "serve a reward to trainers over HTTP"),
     "rescore": ("runs.rescoring_job", "score a run's stored texts with another reward"),
     "probe": ("probing.probe", "find out how a reward can be gamed, before training"),
-    "compare": ("runs.compare", "measure how well two runs agree (QRA++)"),
+    "compare": ("runs.compare", "find out which of two systems is better"),
     "select": ("runs.select", "select the checkpoint of a run, from any trainer's logs"),
     "report": ("runs.report", "write what happened in a run as an HTML page"),
     "meta-eval": (
@@ -34,7 +34,7 @@ COMMANDS = {
 EXAMPLES = (
     "ctrlreward score texts.jsonl scored.csv --scorers CTRLEval Perplexity",
     "ctrlreward meta-eval rated rated.jsonl --ratings fluency --scorers Perplexity",
-    "ctrlreward compare runs/seed0 runs/seed1",
+    "ctrlreward compare scored.csv --by system",
 )
 
 USAGE = "\n".join(

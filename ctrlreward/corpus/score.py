@@ -158,6 +158,8 @@ def score_file(
         )
         log.path.unlink(missing_ok=True)
     _print_summary(components, scored, scores, np.array(systems))
+    if by:
+        print(f"Which is better: ctrlreward compare {output} --by {by}")
 
 
 def _log_path(target: Path) -> Path:

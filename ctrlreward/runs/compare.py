@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctrlreward.arguments import Mode, check_ending, counted, did_you_mean
+from ctrlreward.arguments import Mode, check_ending, counted
 from ctrlreward.command_line.terminal import (
     number_table,
     plain_console,
@@ -225,7 +225,9 @@ def _by_column(
     path: str, rows: Sequence[Row], places: Sequence[str], by: str | None
 ) -> dict[str, tuple[list[Row], list[str]]]:
     if by is None:
-        others = [name for name in rows[0] if name not in _numeric(rows, ["*"], None)]
+        others = {*rows[0]} - {*_numeric(rows, ["*"], None), *_NO_SCORES} | (
+            {"system"} & {*rows[0]}
+        )
         texts = {name: {str(row.get(name)) for row in rows} for name in others}
         few = [name for name, cells in texts.items() if 1 < len(cells) <= len(rows) ** 0.5]
         raise ValueError(
@@ -233,7 +235,7 @@ def _by_column(
             f"{' (perhaps ' + ' or '.join(few[:3]) + ')' if few else ''}, two columns of scores "
             "with --columns, or a second file"
         )
-    require_column(rows, by, did_you_mean(by, rows[0]))
+    require_column(rows, by)
     groups: dict[str, tuple[list[Row], list[str]]] = {}
     for row, place in zip(rows, places, strict=True):
         own = groups.setdefault(str(row.get(by)), ([], []))
@@ -256,27 +258,33 @@ def _pairing(
     tables: Sequence[Sequence[Row]], item: str | None
 ) -> tuple[Sequence[Sequence[Hashable]], str]:
     """Return the item of each row of each system, and how the items are paired, in words."""
-    for name in [item] if item else _ITEMS:
-        if item:
-            for rows in tables:
-                require_column(rows, item)
-        if not all(name in rows[0] for rows in tables):
-            continue
-        keys = [[json.dumps(row.get(name), default=str) for row in rows] for rows in tables]
+    present = [name for name in tables[0][0] if all(name in rows[0] for rows in tables)]
+    known = [name for name in _ITEMS if name in present]
+    if item:
+        for rows in tables:
+            require_column(rows, item)
+    # Also a column of any name that has the same texts in half of the rows.
+    for name in [item] if item else [*known, *(name for name in present if name not in known)]:
+        keys = [[_key(row.get(name)) for row in rows] for rows in tables]
         shared = set(keys[0]).intersection(*keys[1:])
-        if len(shared) > 1 or item:
+        least = 1 if item else 2 if name in known else max(2, min(map(len, tables)) / 2)
+        if len(shared) >= least:
             counts = [len({*own} - shared) for own in keys]
             others = f"; {counted(sum(counts), 'item')} of one system alone left out" * any(counts)
             several = any(len({*own}) < len(own) for own in keys)
             means = ", several outputs of an item by their mean" * several
             return keys, f"{counted(len(shared), 'item')}, paired by {name!r}{means}{others}"
-    if len({len(rows) for rows in tables}) > 1:
+    if item or len({len(rows) for rows in tables}) > 1:
         raise ValueError(
-            "the systems have different numbers of rows and share no item: name the column that "
-            "pairs them with --id COLUMN"
+            f"the systems share no value of {item or 'any column'}: name the column that pairs "
+            "their items with --id COLUMN"
         )
     n = len(tables[0])
     return [[*range(n)] for _ in tables], f"{counted(n, 'item')}, paired by position"
+
+
+def _key(cell: object) -> str:
+    return cell if isinstance(cell, str) else json.dumps(cell, default=str)
 
 
 def _numeric(rows: Sequence[Row], patterns: Sequence[str], by: str | None) -> list[str]:
@@ -313,9 +321,11 @@ def _with_scores(systems: Sequence[System], patterns: Sequence[str]) -> list[Sys
     ]
     if not shared:
         known = ", ".join(dict.fromkeys(s for system in systems for s in system.scores))
+        wanted = "" if "*" in patterns else f" {' or '.join(patterns)}"
+        have = f"only {known}" if known else "no columns of numbers"
         raise ValueError(
-            f"the systems share no score {' or '.join(patterns)}, they have {known or 'none'}. "
-            "'ctrlreward score' adds scores to a file of texts."
+            f"the systems share no score{wanted}, they have {have}. 'ctrlreward score IN OUT "
+            "--scorers NAME' adds scores to a file of texts."
         )
     return [System(name, {score: own[score] for score in shared}) for name, own in systems]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.failures import rows_named
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, as_samples
 from ctrlreward.tables.row_streams import Row
@@ -126,7 +127,9 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
 def require_column(rows: Sequence[Row], name: str, advice: str = "") -> None:
     """Raise a ValueError, which lists the columns of the first row, if no row has a column."""
     if not any(name in row for row in rows):
-        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}{advice}")
+        hint = did_you_mean(name, rows[0])
+        known = f"The columns are {', '.join(rows[0])}"
+        raise ValueError(f"No such column: {name!r}{hint}. {known}{advice}")
 
 
 def number_column(rows: Sequence[Row], name: str, places: Sequence[str] | None = None) -> Scores:

@@ -113,16 +113,22 @@ def test_three_systems() -> None:
     assert [pair["p_value"] for pair in pairs] == pytest.approx(holm_p_values(p_values))
 
 
-@pytest.mark.parametrize("key", ["prompt", "question", "id", "note"])
-def test_two_files_of_any_items(key: str) -> None:
-    """By a known column, by the one that is named, or else by position."""
-    for name in "AB":
-        write(f"{name}.jsonl", rows(name, key=key))
-    options = ["--id", "question"] if key == "question" else []
-    found = compared("A.jsonl", "B.jsonl", *options)
+@pytest.mark.parametrize(("key", "option"), [("prompt", ""), ("q", ""), ("id", ""), ("q", "q")])
+def test_two_files_of_any_items(key: str, option: str) -> None:
+    """By a known column, by one of the same texts, or by the one that is named."""
+    write("A.jsonl", rows("A", key=key))
+    write("B.jsonl", rows("B", key=key)[::-1])
+    found = compared("A.jsonl", "B.jsonl", *(["--id", option] if option else []))
     assert list(found["quality"]["means"]) == ["A", "B"]
     (pair,) = found["quality"]["pairs"]
     assert pair["difference"] == pytest.approx((SYSTEMS["A"] - SYSTEMS["B"]).mean())
+
+
+def test_items_without_a_name_are_paired_by_position() -> None:
+    for name in "AB":
+        write(f"{name}.jsonl", [{"quality": value} for value in SYSTEMS[name].tolist()])
+    found = compared("A.jsonl", "B.jsonl")["quality"]
+    assert found["pairs"][0]["difference"] == pytest.approx((SYSTEMS["A"] - SYSTEMS["B"]).mean())
 
 
 def test_two_columns() -> None:
@@ -169,6 +175,7 @@ def test_stored_samples_of_two_runs(capsys: pytest.CaptureFixture[str]) -> None:
         ("s.jsonl --by system --metrics nothing", "nothing"),
         ("s.jsonl --by system --metrics note", "note"),
         ("s.jsonl --by system --id key", "key"),
+        ("s.jsonl other.jsonl --id prompt", "prompt"),
         ("s.jsonl few.jsonl", "--id"),
         ("s.jsonl s.jsonl", "twice"),
         ("s.jsonl --columns quality absent", "absent"),
@@ -181,6 +188,7 @@ def test_stored_samples_of_two_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes(arguments: str, named: str, fails: Callable[..., str]) -> None:
     write("s.jsonl", rows("A", "B"))
     write("few.jsonl", [{"quality": 1.0}] * 3)
+    write("other.jsonl", [{"prompt": "other", "quality": 1.0}] * 3)
     texts = [
         {"system": row["system"], "prompt": row["prompt"], "output": "a"} for row in rows("A", "B")
     ]
