@@ -16,10 +16,9 @@ SCORERS = (
     *("FunctionScorer", "Judge", "LexiconSentiment", "Perplexity"),
     *("RemoteRewardModel", "Repetition", "RewardModel", "Similarity", "TransferQuality"),
 )
-SCORERS_HINT = (
-    f"scorers: {', '.join(SCORERS)}, or the import path of a class. The options of a scorer "
-    "follow its name; --scorers.help=NAME lists them"
-)
+SCORERS_HINT = f"""The scorers are {", ".join(SCORERS[:7])},
+{", ".join(SCORERS[7:])}, or the import path of a class.
+The options of a scorer follow its name, and --scorers.help NAME lists them."""
 
 
 def pairs(option: str, form: str, given: Sequence[str] | None) -> dict[str, str]:

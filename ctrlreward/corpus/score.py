@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import re
@@ -13,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.command_line.parser import command_parser, import_scorers
+from ctrlreward.command_line.parser import CommandParser, command_parser, import_scorers
 from ctrlreward.command_line.terminal import (
     direction_arrow,
     number_table,
     plain_console,
     user_errors,
 )
-from ctrlreward.command_line.typed_options import gather_words, pairs
+from ctrlreward.command_line.typed_options import SCORERS_HINT, gather_words, pairs
 from ctrlreward.failures import rows_named
 from ctrlreward.files import JsonLog, hold, write_whole
 from ctrlreward.functional.means import valid_mean
@@ -29,6 +30,7 @@ from ctrlreward.scorers import Component, Scorer
 from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.scorers.components import name_components
 from ctrlreward.scorers.parts import score_parts
+from ctrlreward.tables.parsing import no_such_file
 from ctrlreward.tables.row_streams import Row, check_suffix, parse_table, read_placed, read_rows
 from ctrlreward.tables.table_columns import (
     Columns,
@@ -63,11 +65,17 @@ _NOT_IDENTITY = ("device", "batch_tokens")
 
 def run(arguments: list[str]) -> None:
     """Score a file, or resume an interrupted run."""
-    import_scorers()
-    parser = command_parser("ctrlreward score", _USAGE, _DESCRIPTION, _EXAMPLES)
-    parser.add_argument("--config", action="config", help="YAML file with options")
-    parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
-    config = parser.parse_args(gather_words(arguments, _LISTS))
+    arguments = gather_words(arguments, _LISTS)
+    options = {argument.partition("=")[0].removesuffix("+") for argument in arguments}
+    if arguments and not options & {"-h", "--help", "--config", "--scorers.help"}:
+        with user_errors():
+            _check_all_but_scorers(arguments)
+            if "--scorers" not in options:
+                raise ValueError(f"--scorers is missing. {SCORERS_HINT}")
+    if options & {"--scorers", "--config", "--scorers.help"}:
+        import_scorers()  # with torch, which takes seconds
+    parser = _parser({"identity"})
+    config = parser.parse_args(arguments)
     identity = json.loads(
         parser.dump(config, format="json"),  # functions by their paths
         object_pairs_hook=lambda pairs: {k: v for k, v in pairs if k not in _NOT_IDENTITY},
@@ -76,6 +84,37 @@ def run(arguments: list[str]) -> None:
         options = parser.instantiate(config).as_dict()
         options.pop("config")
         score_file(**options, identity=identity)
+
+
+def _parser(skip: set[str | int]) -> CommandParser:
+    description = f"{_DESCRIPTION}\n\n{SCORERS_HINT}"
+    parser = command_parser("ctrlreward score", _USAGE, description, _EXAMPLES)
+    parser.add_argument("--config", action="config", help="YAML file with options")
+    parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip=skip)
+    return parser
+
+
+def _check_all_but_scorers(arguments: Sequence[str]) -> None:
+    """Raise for a wrong option, file or column before torch is imported."""
+    rest = iter(arguments)
+    others = []
+    for argument in rest:
+        if not argument.startswith("--scorers"):
+            others.append(argument)
+        elif "=" not in argument:
+            next(rest, None)  # its value
+    parser = _parser({"identity", "scorers"})
+    options = parser.instantiate(parser.parse_args(others))
+    check_suffix(Path(options.output))
+    check_suffix(source := Path(options.input))
+    if "://" not in options.input and not source.exists():
+        raise no_such_file(source)
+    if source.is_file() and source.suffix == ".csv":
+        with source.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            header = next(csv.reader(file), [])
+        read_columns(options.columns, header)
+        if options.by:
+            require_column([dict.fromkeys(header)], options.by)
 
 
 def score_file(

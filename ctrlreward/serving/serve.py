@@ -91,6 +91,7 @@ def serve(
         raise ValueError(f"replicas must be 1, or more with --engine ray, got {replicas}")
     if grace < 1:
         raise ValueError(f"grace must be at least 1 second, got {grace}")
+    block = read_reward(reward)
     token = _token(token_file)
     loopback = False
     with suppress(OSError, ValueError):
@@ -106,7 +107,6 @@ def serve(
         "body_bytes": body_bytes,
         "get_reward": get_reward,
     }
-    block = read_reward(reward)
     from ctrlreward.serving.application import served_app  # with torch: after all checks
 
     app = served_app(block, device, **options)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from ctrlreward.command_line.typed_options import gather_words
@@ -36,3 +40,40 @@ LISTS = {"--scorers", "--names"}
 def test_words_become_lists(typed: str, parsed: str) -> None:
     gathered = [word.replace('", "', '","') for word in gather_words(typed.split(), LISTS)]
     assert gathered == parsed.split()
+
+
+WITHOUT_TORCH = """
+import sys
+from ctrlreward.cli import main
+for line in sys.stdin.read().splitlines():
+    try:
+        main(line.split())
+    except SystemExit:
+        pass
+    assert "torch" not in sys.modules, line
+"""
+
+LINES = """
+score none.csv out.csv --scorers Distinct
+score in.csv out.xls --scorers Distinct
+score in.csv out.csv --scorers Distinct --columns.text=txt
+score in.csv out.csv --scorer Distinct
+score in.csv out.csv
+score --help
+select none
+select --help
+compare none.csv
+report none
+serve none.yaml
+serve --help
+probe none.yaml
+train none.yaml
+recipes show none
+"""
+
+
+def test_mistakes_and_help_need_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("system,output\na,b\n")
+    given = {"cwd": tmp_path, "input": LINES.strip(), "capture_output": True, "text": True}
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=False, **given)
+    assert ended.returncode == 0, ended.stderr[-2000:]
