@@ -9,14 +9,12 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from ctrlreward.command_line.config_files import read_reward
 from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.extras import import_extra
-from ctrlreward.serving.ray_serve import RayServeOptions, serve_on_ray
 from ctrlreward.tables.parsing import read_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ _EXAMPLES = (
     "ctrlreward serve configs/controlled_generation/sentiment_smollm2.yaml",
     "ctrlreward serve reward.yaml --host 0.0.0.0 --token_file token.txt",
     "ctrlreward serve reward.yaml --get_reward.failed_score=-1.0 --get_reward.columns.labels=label",
-    "ctrlreward serve reward.yaml --engine ray --replicas 4 --ray.num_gpus 1",
 )
 
 
@@ -63,9 +60,6 @@ def serve(
     body_bytes: int = 8 * 2**20,
     grace: int = 120,
     get_reward: GetReward | None = None,
-    engine: Literal["process", "ray"] = "process",
-    replicas: int = 1,
-    ray: RayServeOptions = RayServeOptions(),  # noqa: B008 — it is frozen
 ) -> None:
     """Serve a reward.
 
@@ -82,17 +76,11 @@ def serve(
         body_bytes: Longest body of a request; a longer one is refused (413).
         grace: Seconds after a SIGTERM in which accepted requests are finished.
         get_reward: Options of OpenRLHF's route /get_reward; null leaves it out.
-        engine: "process" serves from this process, "ray" from replicas under Ray Serve, behind one
-            address.
-        replicas: Copies of the reward, each with its own queue and models. More than one needs Ray.
-        ray: Cluster, resources of a replica, and its number of requests.
     """
-    if replicas < 1 or (engine == "process" and replicas > 1):
-        raise ValueError(f"replicas must be 1, or more with --engine ray, got {replicas}")
     if grace < 1:
         raise ValueError(f"grace must be at least 1 second, got {grace}")
     block = read_reward(reward)
-    token = _token(token_file)
+    token = read_token(token_file)
     loopback = False
     with suppress(OSError, ValueError):
         loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
@@ -101,29 +89,22 @@ def serve(
             f"--host {host} is reached by other machines, which need a token. Pass --token_file, "
             "or set CTRLREWARD_TOKEN."
         )
-    options: dict[str, Any] = {
-        "token": token,
-        "waiting": waiting,
-        "body_bytes": body_bytes,
-        "get_reward": get_reward,
-    }
     from ctrlreward.serving.application import served_app  # with torch: after all checks
 
-    app = served_app(block, device, **options)
-    if engine == "process":
-        loaded = _serve(app, listen(host, port), grace, waiting)
-    else:
-        if ray.address is None:  # Ray's proxy will listen on this machine
-            with listen(host, port) as free:
-                port = free.getsockname()[1]
-        on_node = device or ("cuda" if ray.num_gpus else None)
-        build = partial(served_app, block, on_node, **options)
-        loaded = serve_on_ray(build, host, port, replicas, grace, ray)
-    if not loaded:
+    app = served_app(
+        block,
+        device,
+        token=token,
+        waiting=waiting,
+        body_bytes=body_bytes,
+        get_reward=get_reward,
+    )
+    if not _serve(app, listen(host, port), grace, waiting):
         raise SystemExit(1)
 
 
-def _token(path: Path | None) -> str | None:
+def read_token(path: Path | None) -> str | None:
+    """Return the token of a file, or of the environment; None without both."""
     from ctrlreward.serving.server_connection import TOKEN_VARIABLE
 
     if path is None:

@@ -324,12 +324,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[FastAPI]:
         apps.append(app)
         return True
 
-    def record_replicas(build: Callable[[], FastAPI], *_: object) -> bool:
-        apps.append(build())
-        return True
-
     monkeypatch.setattr("ctrlreward.serving.serve._serve", record)
-    monkeypatch.setattr("ctrlreward.serving.ray_serve.serve_on_ray", record_replicas)
     return apps
 
 
