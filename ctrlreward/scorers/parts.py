@@ -17,7 +17,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, score
 
 # Samples of the first part, and of the largest; the seconds that a part should take.
-FIRST, MOST, SECONDS = 8, 8192, 5.0
+FIRST, MOST, SECONDS = 1, 8192, 5.0
 
 
 def samples_log(
