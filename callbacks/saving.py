@@ -15,8 +15,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
-from ctrlreward.callbacks.monitoring import DecidingMixin, ReadingMixin, read_metrics
+from ctrlreward.callbacks.monitoring import (
+    DecidingMixin,
+    ReadingMixin,
+    known_modes,
+    read_metrics,
+)
 from ctrlreward.files import (
     json_text,
     read_json,
@@ -35,6 +41,7 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.ranks import on_rank_zero
+from ctrlreward.selection import BestRule
 from ctrlreward.selection.best import CHECKPOINTS
 from ctrlreward.selection.decider import Keeps
 
@@ -102,14 +109,21 @@ def save_shards_whole(
         write_by_ranks(Path(path), lambda new: save(strategy, checkpoint, new, storage_options))
 
 
-def note_checkpoints(log_dir: Path, folder: str) -> None:
-    """Add a folder of checkpoints to the file next to the log, in which `select` looks for it."""
+def note_checkpoints(log_dir: Path, folder: str, rule: Any, modes: Mapping[str, Mode]) -> None:
+    """Write next to the log what `ctrlreward select` and `report` read of the checkpoints.
+
+    The file has the folder, the rule that selects, and the better direction of each score.
+    """
     file = log_dir / CHECKPOINTS
     if "://" not in folder:
         folder = os.path.relpath(folder, log_dir)
-    folders = read_json(file)["folders"] if file.is_file() else []
-    if folder not in folders:
-        write_whole(file, json_text({"folders": [*folders, folder]}))
+    noted = read_json(file) if file.is_file() else {"folders": []}
+    noted["folders"] = [*dict.fromkeys([*noted["folders"], folder])]
+    noted["directions"] = dict(modes)
+    if isinstance(rule, BestRule):
+        noted["selection"] = {"monitor": rule.monitor, "constraints": dict(rule.constraints)}
+        noted["directions"][rule.monitor] = rule.mode
+    write_whole(file, json_text(noted))
 
 
 @contextmanager
@@ -217,7 +231,7 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
                 for name in ("*.ckpt", "*-adapter"):
                     remove_unfinished(folder, name)
             if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-                note_checkpoints(log_dir, str(self.dirpath))
+                note_checkpoints(log_dir, str(self.dirpath), self.rule, known_modes(trainer))
 
         on_rank_zero(tidy)
         trainer.callback_metrics.update(self._logged)

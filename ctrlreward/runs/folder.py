@@ -21,7 +21,7 @@ from ctrlreward.files import read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.held_out import FAIL_RATE, prompts_digest
-from ctrlreward.runs.logs import Log, NoLog, checkpoint_folders, read_log
+from ctrlreward.runs.logs import Log, NoLog, checkpoint_folders, noted, read_log
 from ctrlreward.runs.stored_texts import READ_TEXTS, StoredTexts, TextSource, note_of, read_texts
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -67,7 +67,7 @@ class StoredRun:
         checkpoints: Step → files and folders of its checkpoint, the checkpoint itself first.
         samples: Name → step → texts of a `GenerationScorer` or of another trainer.
         notes: Name of samples → a line about steps that are not compared by prompt.
-        summary: What `BeforeAfter` wrote to `summary.json`.
+        summary: What `BeforeAfter` wrote to `summary.json`, and `RewardCheckpoint` next to the log.
     """
 
     folder: Path
@@ -114,11 +114,12 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
             sets.setdefault(name_, {}).update(kept)
     if checkpoints is not None and not checkpoints.is_dir():
         raise ValueError(f"{checkpoints} is not a folder, must be the folder of the checkpoints")
-    noted = [each for part in parts for each in checkpoint_folders(part) if each.is_dir()]
-    saved = find_checkpoints([checkpoints] if checkpoints else [*parts, *noted], [*parts])
+    others = [each for part in parts for each in checkpoint_folders(part) if each.is_dir()]
+    saved = find_checkpoints([checkpoints] if checkpoints else [*parts, *others], [*parts])
     steps, notes = _steps(log, sets, saved, 0 if sets else _lightning_shift(log, saved))
     files = [each / "summary.json" for each in parts]
-    reports = [as_mapping(read_json(file)) for file in files if file.is_file()]
+    reports = [noted(each) for each in parts]
+    reports += [as_mapping(read_json(file)) for file in files if file.is_file()]
     modes: dict[str, Mode] = {f"{name_}/{FAIL_RATE}": "min" for name_ in theirs}
     ranges: dict[str, Sequence[float | None]] = dict.fromkeys(modes, (0.0, 1.0))
     for report in reports:
@@ -127,7 +128,7 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     for scorer in _declared(log.declared):
         modes |= {PREFIX + key: mode for key, mode in as_mapping(scorer.get("modes")).items()}
         ranges |= {PREFIX + key: bounds for key, bounds in as_mapping(scorer.get("ranges")).items()}
-    summary = reports[-1] if reports else {}
+    summary = {key: value for report in reports for key, value in report.items()}
     return StoredRun(
         folder, log.path, log.source, steps, modes, ranges, saved, sets, notes, summary
     )
@@ -144,7 +145,7 @@ def _log_of(path: Path, ours: bool, theirs: Mapping[str, Mapping[int, StoredText
         if ours or theirs:
             return Log(TEXTS, path, [])
         if path.is_dir():
-            raise NoLog(f"{error}; nor has it texts that are read: {READ_TEXTS}") from None
+            raise NoLog(f"{error}; nor texts: {READ_TEXTS}") from None
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,9 +38,8 @@ _DEPTH = 3
 _VERSION = re.compile(r"version_(?P<number>\d+)|(offline-)?run-(?P<time>\d+_\d+)-(?P<id>\w+)")
 
 FORMATS = (
-    "metrics.jsonl (HistoryLogger), metrics.csv (CSVLogger), trainer_state.json (transformers, "
-    "TRL), *.wandb (W&B), events.out.tfevents.* (TensorBoard), *.jsonl (verl, or an object with a "
-    "step per line)"
+    "metrics.jsonl, metrics.csv, trainer_state.json, *.wandb, events.out.tfevents.*, or a *.jsonl "
+    "with a step per line"
 )
 
 
@@ -90,7 +90,7 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
         return _numbers(path)
     paths = list(_logs_in(path, _DEPTH, texts))
     if not paths:
-        raise NoLog(f"{path} has no log of a run, must be a folder with {FORMATS}")
+        raise NoLog(f"{path} has no log of a run: {FORMATS}")
     if len(paths) == 1:
         paths = _versions(paths[0])
     if len(paths) == 1 or len({_series(each) for each in paths}) > 1:
@@ -195,11 +195,17 @@ def _continues(log: Log, run: Sequence[Log]) -> bool:
     return log.rows[0][0] > run[0].rows[0][0] or bool({*before} & {*now})
 
 
-def checkpoint_folders(folder: Path) -> list[Path]:
-    """Return the folders that `RewardCheckpoint` noted next to a log."""
+def noted(folder: Path) -> dict[str, Any]:
+    """Return what `RewardCheckpoint` wrote next to a log; empty without it."""
     file = folder / CHECKPOINTS
-    names = read_json(file)["folders"] if file.is_file() else []
-    return [(folder / name).resolve() for name in names if "://" not in name]
+    content: dict[str, Any] = read_json(file) if file.is_file() else {}
+    return content
+
+
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """Return the folders of checkpoints that are noted next to a log."""
+    names = noted(folder).get("folders", ())
+    return [Path(os.path.normpath(folder / name)) for name in names if "://" not in name]
 
 
 def _joined(run: Sequence[Log]) -> Log:

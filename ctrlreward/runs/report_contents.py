@@ -84,8 +84,8 @@ class TextSet:
 def contents(stored: StoredRun, options: Any) -> dict[str, Any]:
     """Return the contents of a run as plain data; `missing` lists absent files."""
     folder, summary, missing = stored.folder, stored.summary, [*stored.notes.values()]
-    if not summary and not _theirs(stored):
-        missing.append("summary.json: the run has not ended, was killed, or has no BeforeAfter")
+    if "before" not in summary and not _theirs(stored):
+        missing.append("before and after training: no BeforeAfter, or the run has not ended")
     sets = list(_text_sets(stored, missing))
     if sets:
         stored = _with_text_figures(stored, sets[0])
@@ -205,7 +205,7 @@ def _rules(stored: StoredRun, options: Any, missing: list[str]) -> tuple[RunRule
     origin = "rules of the run, as in its config.yaml"
     chosen = as_mapping(stored.summary.get("selection"))
     if "best" not in rules and chosen.get("monitor"):
-        origin = "selection of the run, as in its summary.json"
+        origin = "selection of the run"
         try:
             monitor = logged_key(stored, chosen["monitor"])
             bounds = {logged_key(stored, k): v for k, v in chosen.get("constraints", {}).items()}

@@ -329,7 +329,8 @@ def _cell(each: Decided, key: str) -> str:
 def interval_of(each: Decided, key: str) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean by a bootstrap of the prompts; None without two of them.
 
-    Percentiles of 1,000 resamples (Efron and Tibshirani 1993, ch. 13), the same in every call.
+    Percentiles of 1,000 resamples (Efron and Tibshirani 1993, ch. 13), the same in every call. None
+    if it is not around the value, as of a score of the whole corpus with few prompts.
     """
     row = (each.validation.evidence or {}).get(key)
     if row is None or key in each.validation.stale:
@@ -343,7 +344,8 @@ def interval_of(each: Decided, key: str) -> tuple[float, float] | None:
     ends = bootstrap(
         (values,), np.mean, n_resamples=1000, method="percentile", rng=np.random.default_rng(0)
     ).confidence_interval
-    return float(ends.low), float(ends.high)
+    low, high = float(ends.low), float(ends.high)
+    return (low, high) if low <= each.validation.metrics[key] <= high else None
 
 
 def summary(selection: Selection) -> list[str]:

@@ -80,7 +80,11 @@ def test_what_a_killed_run_left_is_removed(fit, counter, watch, tmp_path: Path) 
     assert list(tmp_path.rglob(".*.unfinished")) == []
     for version in ("version_0", "version_1"):
         file = tmp_path / "lightning_logs" / version / "checkpoints.json"
-        assert json.loads(file.read_text()) == {"folders": ["../../kept"]}
+        assert json.loads(file.read_text()) == {
+            "folders": ["../../kept"],
+            "directions": {"score/v": "max", "score/fail_rate": "min"},
+            "selection": {"monitor": "score/v", "constraints": {}},
+        }
 
 
 class Adapted(Counting):

@@ -192,7 +192,7 @@ def without_values(run: Path) -> None:
 
 
 DAMAGED: list[tuple[Callable[[Path], object], str]] = [
-    (killed, "summary.json"),
+    (killed, "BeforeAfter"),
     (without_values, "score/sentiment"),
     (lambda run: shutil.rmtree(gamed_run(run) / "samples"), "samples/"),
 ]
