@@ -33,7 +33,7 @@ class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
     `ckpt_path="last"` if both runs have the same folder: set `dirpath`, or use a logger with a
     fixed version. If it resumes with other held-out prompts or completions, the best checkpoint so
     far is no longer compared with, and stays on disk. `ctrlreward select` finds the folder by the
-    `checkpoints.json` in that of the log.
+    `decisions.json` in that of the log.
 
     If the module is an `AdapterExporter`, the adapter of each checkpoint is in
     `<checkpoint without .ckpt>-adapter/` and is removed with it. A local checkpoint is complete or

@@ -135,6 +135,7 @@ class ProxyGuardMixin(DecidingMixin):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Define the curves in W&B; end a resumed run that an alarm stopped and still would."""
+        super().on_train_start(trainer, pl_module)
         keys = (f"{self.name}/alarm", f"{self.name}/p_value")
         define_curves(trainer, dict.fromkeys(keys), f"{self.name}/tested_step")
         if trainer.ckpt_path and self.stop and self.decider.resume().alarm:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.terms import ShapedModule
+from ctrlreward.files import json_text, read_json, write_whole
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
@@ -23,8 +25,10 @@ from ctrlreward.lightning_package import (
     is_instance,
     package_of,
 )
+from ctrlreward.ranks import on_rank_zero
 from ctrlreward.scorers.base import Scores
 from ctrlreward.selection.decider import Decider, Decides, stale_keys, with_assigned
+from ctrlreward.selection.replay import DECISIONS
 
 
 class Reader:
@@ -70,6 +74,15 @@ _REWARD_TOTALS: dict[str, Mode] = {"reward/total": "max", "reward/shaped": "max"
 
 
 _CLASSES = {"ctrlreward.callbacks": "ctrlreward.callbacks.pytorch_lightning"}
+
+
+def note_decisions(log_dir: Path, **content: Mapping[str, Any]) -> None:
+    """Write next to the log what `ctrlreward select` and `report` read of the callbacks."""
+    file = log_dir / DECISIONS
+    noted: dict[str, Any] = read_json(file) if file.is_file() else {}
+    for name, values in content.items():
+        noted[name] = {**noted.get(name, {}), **values}
+    write_whole(file, json_text(noted))
 
 
 class RuleErrorMixin(RuntimeError, ValueError):
@@ -160,6 +173,14 @@ class DecidingMixin(Decides, ReadingMixin):
         with rule_errors(self):
             mode_of = partial(resolve_mode, trainer)
             self.decider.begin(self.settings(), mode_of, known_bounds(trainer))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the rule next to the log."""
+        super().on_train_start(trainer, pl_module)
+        log_dir = Path(trainer.log_dir or trainer.default_root_dir)
+        rules, modes = {type(self.rule).__name__: asdict(self.rule)}, known_modes(trainer)
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            on_rank_zero(lambda: note_decisions(log_dir, rules=rules, directions=modes))
 
     def decide(
         self,

@@ -15,17 +15,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
 from ctrlreward.callbacks.monitoring import (
     DecidingMixin,
     ReadingMixin,
-    known_modes,
+    note_decisions,
     read_metrics,
 )
 from ctrlreward.files import (
-    json_text,
-    read_json,
     remove_at_once,
     remove_unfinished,
     whole_folder,
@@ -41,8 +38,6 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.selection import BestRule
-from ctrlreward.selection.best import CHECKPOINTS
 from ctrlreward.selection.decider import Keeps
 
 
@@ -107,23 +102,6 @@ def save_shards_whole(
         save(strategy, checkpoint, path, storage_options)
     else:
         write_by_ranks(Path(path), lambda new: save(strategy, checkpoint, new, storage_options))
-
-
-def note_checkpoints(log_dir: Path, folder: str, rule: Any, modes: Mapping[str, Mode]) -> None:
-    """Write next to the log what `ctrlreward select` and `report` read of the checkpoints.
-
-    The file has the folder, the rule that selects, and the better direction of each score.
-    """
-    file = log_dir / CHECKPOINTS
-    if "://" not in folder:
-        folder = os.path.relpath(folder, log_dir)
-    noted = read_json(file) if file.is_file() else {"folders": []}
-    noted["folders"] = [*dict.fromkeys([*noted["folders"], folder])]
-    noted["directions"] = dict(modes)
-    if isinstance(rule, BestRule):
-        noted["selection"] = {"monitor": rule.monitor, "constraints": dict(rule.constraints)}
-        noted["directions"][rule.monitor] = rule.mode
-    write_whole(file, json_text(noted))
 
 
 @contextmanager
@@ -231,7 +209,9 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
                 for name in ("*.ckpt", "*-adapter"):
                     remove_unfinished(folder, name)
             if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-                note_checkpoints(log_dir, str(self.dirpath), self.rule, known_modes(trainer))
+                folder = str(self.dirpath)
+                place = folder if "://" in folder else os.path.relpath(folder, log_dir)
+                note_decisions(log_dir, folders={place: ""})
 
         on_rank_zero(tidy)
         trainer.callback_metrics.update(self._logged)

@@ -122,6 +122,7 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a resumed run that had stopped, if its settings would still stop it."""
+        super().on_train_start(trainer, pl_module)
         if trainer.ckpt_path is None:
             self.decider.state = self.state.running()
         elif self.decider.resume().stop:

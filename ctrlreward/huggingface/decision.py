@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -64,6 +65,7 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
             self.decider.begin(rule, partial(resolve_mode, state), declared)
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}: {error}") from None
+        stored(state).setdefault("rules", {})[type(rule).__name__] = asdict(self.rule)
 
     def resume(self) -> bool:
         """Return whether a resumed run had stopped, and would stop with these settings."""

@@ -67,7 +67,8 @@ class StoredRun:
         checkpoints: Step → files and folders of its checkpoint, the checkpoint itself first.
         samples: Name → step → texts of a `GenerationScorer` or of another trainer.
         notes: Name of samples → a line about steps that are not compared by prompt.
-        summary: What `BeforeAfter` wrote to `summary.json`, and `RewardCheckpoint` next to the log.
+        rules: Class of each rule of the run → its settings, as the callbacks noted them.
+        summary: What `BeforeAfter` wrote to `summary.json`.
     """
 
     folder: Path
@@ -79,6 +80,7 @@ class StoredRun:
     checkpoints: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
     samples: Mapping[str, Mapping[int, TextSource]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -118,19 +120,24 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     saved = find_checkpoints([checkpoints] if checkpoints else [*parts, *others], [*parts])
     steps, notes = _steps(log, sets, saved, 0 if sets else _lightning_shift(log, saved))
     files = [each / "summary.json" for each in parts]
-    reports = [noted(each) for each in parts]
-    reports += [as_mapping(read_json(file)) for file in files if file.is_file()]
+    reports = [as_mapping(read_json(file)) for file in files if file.is_file()]
+    notes_ = [noted(each) for each in parts]
+    rules = {name: rule for each in notes_ for name, rule in as_mapping(each.get("rules")).items()}
     modes: dict[str, Mode] = {f"{name_}/{FAIL_RATE}": "min" for name_ in theirs}
     ranges: dict[str, Sequence[float | None]] = dict.fromkeys(modes, (0.0, 1.0))
-    for report in reports:
+    for report in (*notes_, *reports):
         modes |= as_mapping(report.get("directions"))
         ranges |= as_mapping(report.get("ranges"))
-    for scorer in _declared(log.declared):
-        modes |= {PREFIX + key: mode for key, mode in as_mapping(scorer.get("modes")).items()}
-        ranges |= {PREFIX + key: bounds for key, bounds in as_mapping(scorer.get("ranges")).items()}
-    summary = {key: value for report in reports for key, value in report.items()}
+    for entry in as_mapping(log.declared.get("stateful_callbacks")).values():
+        ours_ = as_mapping(as_mapping(entry).get("ctrlreward"))
+        rules |= as_mapping(ours_.get("rules"))
+        for scorer in as_mapping(ours_.get("scores")).values():
+            modes |= {PREFIX + key: mode for key, mode in as_mapping(scorer.get("modes")).items()}
+            both = as_mapping(scorer.get("ranges")).items()
+            ranges |= {PREFIX + key: bounds for key, bounds in both}
+    summary = reports[-1] if reports else {}
     return StoredRun(
-        folder, log.path, log.source, steps, modes, ranges, saved, sets, notes, summary
+        folder, log.path, log.source, steps, modes, ranges, saved, sets, notes, rules, summary
     )
 
 
@@ -301,13 +308,6 @@ def _is_another_run(folder: Path, own: Sequence[Path]) -> bool:
     if any(each.resolve().is_relative_to(folder.resolve()) for each in own):
         return False
     return any(True for name in _LOGS for _ in folder.glob(name))
-
-
-def _declared(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what each `GenerationScorer` wrote to `trainer_state.json`."""
-    for entry in as_mapping(state.get("stateful_callbacks")).values():
-        ours = as_mapping(as_mapping(entry).get("ctrlreward"))
-        yield from as_mapping(ours.get("scores")).values()
 
 
 def as_mapping(value: object) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ctrlreward.arguments import kind_of
 from ctrlreward.extras import import_extra
 from ctrlreward.files import parse_json, read_json
-from ctrlreward.selection.best import CHECKPOINTS
+from ctrlreward.selection.replay import DECISIONS
 from ctrlreward.tables.parsing import cell_number, decode_utf8, no_such_file, parse_csv
 
 # One logging call: the step, and the values by metric.
@@ -196,8 +196,8 @@ def _continues(log: Log, run: Sequence[Log]) -> bool:
 
 
 def noted(folder: Path) -> dict[str, Any]:
-    """Return what `RewardCheckpoint` wrote next to a log; empty without it."""
-    file = folder / CHECKPOINTS
+    """Return what our callbacks wrote next to a log; empty without them."""
+    file = folder / DECISIONS
     content: dict[str, Any] = read_json(file) if file.is_file() else {}
     return content
 

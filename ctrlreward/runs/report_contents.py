@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite, nan
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctrlreward.arguments import counted, inner_path, sign_of
-from ctrlreward.files import read_yaml
 from ctrlreward.functional.sequential import jackknife_values, level_of_test
 from ctrlreward.runs.folder import StoredRun, as_mapping, completions_per_prompt
 from ctrlreward.runs.select import (
@@ -24,7 +23,7 @@ from ctrlreward.runs.select import (
     better_mode,
     decide,
     interval_of,
-    logged_key,
+    noted_rule,
     of_saved,
     run_rules,
     to_json,
@@ -34,7 +33,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import evenly_spaced, read_scored_file
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, RunRules, StopRule
-from ctrlreward.selection.best import CHOICES, LAST_STEP
+from ctrlreward.selection.best import LAST_STEP
 from ctrlreward.selection.metrics import Validation, describe
 
 TEXT_BYTES = 3_000_000  # of the texts in a report
@@ -55,13 +54,7 @@ _GROUPS = {
         r"mean_length).*|.*(rollout|response|completion)s?(/|_)length(/mean)?"
     ),
 }
-# Callback → field of `RunRules` and rule.
-_RULES: Mapping[str, tuple[str, Any]] = {
-    "RewardCheckpoint": ("best", BestRule),
-    "RewardEarlyStopping": ("stop", StopRule),
-    "ProxyGuard": ("alarm", AlarmRule),
-    "ParetoCheckpoint": ("pareto", ParetoRule),
-}
+_RULES = {"best": BestRule, "stop": StopRule, "alarm": AlarmRule, "pareto": ParetoRule}
 
 
 @dataclass(frozen=True)
@@ -201,21 +194,17 @@ def _diversity(words: Sequence[list[str]], repeats: int) -> tuple[float, Scores]
 
 def _rules(stored: StoredRun, options: Any, missing: list[str]) -> tuple[RunRules, str]:
     """Return the rules to replay, and their origin in words."""
-    rules = dict(_recorded(stored, missing))
-    origin = "rules of the run, as in its config.yaml"
-    chosen = as_mapping(stored.summary.get("selection"))
-    if "best" not in rules and chosen.get("monitor"):
-        origin = "selection of the run"
-        try:
-            monitor = logged_key(stored, chosen["monitor"])
-            bounds = {logged_key(stored, k): v for k, v in chosen.get("constraints", {}).items()}
-            mode, how = better_mode(stored, monitor), {k: chosen[k] for k in CHOICES if k in chosen}
-            rules["best"] = BestRule(monitor, mode, constraints=bounds, **how)
-        except (AttributeError, TypeError, ValueError) as error:
-            missing.append(f"selection of the run: {error}")
+    rules: dict[str, Any] = {}
+    for field, kind in _RULES.items():
+        if kind.__name__ in stored.rules:
+            try:
+                rules[field] = noted_rule(stored, kind)
+            except (TypeError, ValueError) as error:
+                missing.append(f"decisions of the run's {kind.__name__}: {error}")
+    origin = "rules of the run"
     if options.maximise or options.minimise or options.guard or options.pareto:
         given = run_rules(stored, options)
-        rules |= {field: rule for field, _ in _RULES.values() if (rule := getattr(given, field))}
+        rules |= {field: rule for field in _RULES if (rule := getattr(given, field))}
         origin = "rules of the command line"
     if "best" not in rules and "pareto" not in rules:
         keys = [key for each in stored.steps for key in each.evidence]
@@ -234,40 +223,6 @@ def _rules(stored: StoredRun, options: Any, missing: list[str]) -> tuple[RunRule
     if not rules:
         rules["best"] = BestRule("")  # no validations to judge
     return RunRules(**rules), origin
-
-
-def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield field and rule of the callbacks in the run's `config.yaml` whose keys are logged."""
-    try:
-        callbacks = read_yaml(stored.folder / "config.yaml")["trainer"]["callbacks"] or []
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    for entry in callbacks:
-        name = str(as_mapping(entry).get("class_path", "")).rpartition(".")[2]
-        if name not in _RULES:
-            continue
-        role, kind = _RULES[name]
-        names = {each.name for each in fields(kind)}
-        try:
-            given = dict(entry.get("init_args") or {})
-            given["top_k"] = given.pop("save_top_k", None)
-            settings = {k: v for k, v in given.items() if k in names and v is not None}
-            for key, direction in (("monitor", "mode"), ("proxy", "proxy_mode")):
-                if key in settings:
-                    settings.setdefault(direction, better_mode(stored, settings[key]))
-            keys = settings.get("held_out")
-            if isinstance(keys, str | list) and not given.get("held_out_mode"):
-                keys = [keys] if isinstance(keys, str) else keys
-                settings["held_out"] = {key: better_mode(stored, key) for key in keys}
-            rule = kind(**settings)
-            absent = [key for key in rule.keys if key not in stored.keys]
-        except (AttributeError, TypeError, ValueError) as error:
-            missing.append(f"{name} of config.yaml: {error}")
-            continue
-        if absent:
-            missing.append(f"decisions of {name}: {', '.join(absent)} was not logged")
-        else:
-            yield role, rule
 
 
 def _default_alarm(stored: StoredRun, best: BestRule | None) -> AlarmRule | None:

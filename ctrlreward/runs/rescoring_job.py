@@ -31,7 +31,6 @@ from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.runs.folder import (
     PREFIX,
     StoredRun,
-    as_mapping,
     completions_per_prompt,
     measure_of,
     read_stored_run,
@@ -300,10 +299,10 @@ def _selections(
     """Return the options of `run_rules` for each key that is to select."""
     if options.maximise or options.minimise or options.pareto or options.guard:
         return [options]
-    recorded = as_mapping(run.summary.get("selection"))
+    recorded = run.rules.get("BestRule", {})
     bounds = [
         f"{key}{sign}{bound!r}"
-        for key, pair in as_mapping(recorded.get("constraints")).items()
+        for key, pair in recorded.get("constraints", {}).items()
         for sign, bound in zip((">=", "<="), pair, strict=True)
         if bound is not None
     ]

@@ -203,6 +203,21 @@ def logged_key(stored: StoredRun, given: str) -> str:
     raise ValueError(f"{stored.log} has no key {given!r}{similar or f', only {_listed(stored)}'}")
 
 
+def noted_rule(stored: StoredRun, kind: type[Any]) -> Any:
+    """Return a rule that a callback of the run noted, by its keys in the log.
+
+    Raises:
+        ValueError: A key was not logged.
+    """
+    settings = dict(stored.rules[kind.__name__])
+    for name, value in settings.items():
+        if name in ("monitor", "proxy"):
+            settings[name] = logged_key(stored, value)
+        elif isinstance(value, dict):
+            settings[name] = {logged_key(stored, key): each for key, each in value.items()}
+    return kind(**settings)
+
+
 def _listed(stored: StoredRun) -> str:
     """Return the first keys; those that decide come first."""
     held_out = {key for each in stored.steps for key in each.evidence} | {*stored.modes}

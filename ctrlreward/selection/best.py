@@ -22,8 +22,6 @@ from ctrlreward.selection.metrics import (
 )
 
 CHOICES = ("top_k", "level")  # settings that a report repeats
-# Next to a log: folders of checkpoints relative to it, the rule that selects, and directions.
-CHECKPOINTS = "checkpoints.json"
 LAST_STEP = "the last step"  # for the checkpoint, in the summary of a run that loaded none
 
 

@@ -14,6 +14,10 @@ from ctrlreward.selection.stopping import StopDecision, StopRule
 
 ALARM_KEY = "guard/alarm"  # as `ProxyGuard` logs it
 
+# A file next to the log: `rules`, name of a class → its settings; `directions`, key → the better
+# one; `folders` of checkpoints, relative to the log.
+DECISIONS = "decisions.json"
+
 
 class RunValidation(NamedTuple):
     """A validation, the input of rules.

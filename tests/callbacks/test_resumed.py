@@ -18,6 +18,7 @@ from lightning_choice import (
 )
 
 from ctrlreward import Samples
+from ctrlreward.selection import BestRule
 
 VALUES = [0.0, 0.9, 0.8, 0.7, 0.3, 0.4, 0.2, 0.1]  # by step; the best is at 1
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -79,12 +80,11 @@ def test_what_a_killed_run_left_is_removed(fit, counter, watch, tmp_path: Path) 
     run(4, ckpt_path=str(tmp_path / "kept" / "last.ckpt"))
     assert list(tmp_path.rglob(".*.unfinished")) == []
     for version in ("version_0", "version_1"):
-        file = tmp_path / "lightning_logs" / version / "checkpoints.json"
-        assert json.loads(file.read_text()) == {
-            "folders": ["../../kept"],
-            "directions": {"score/v": "max", "score/fail_rate": "min"},
-            "selection": {"monitor": "score/v", "constraints": {}},
-        }
+        file = tmp_path / "lightning_logs" / version / "decisions.json"
+        noted = json.loads(file.read_text())
+        assert list(noted["folders"]) == ["../../kept"]
+        assert BestRule(**noted["rules"]["BestRule"]) == BestRule("score/v")
+        assert noted["directions"] == {"score/v": "max", "score/fail_rate": "min"}
 
 
 class Adapted(Counting):

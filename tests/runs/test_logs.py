@@ -91,7 +91,7 @@ def test_several_runs_are_named(tmp_path: Path) -> None:
         read_log(tmp_path)
     assert curve(folders[2], "a") == {1: 3.0, 2: 4.0}
     for folder in folders[:2]:
-        (folder / "checkpoints.json").write_text('{"folders": ["../../checkpoints"]}')
+        (folder / "decisions.json").write_text('{"folders": ["../../checkpoints"]}')
     assert curve(tmp_path, "a") == {1: 3.0, 2: 4.0}
     starts(tmp_path / "others", {1: 2.0}, {5: 3.0}, name="seed{}")
     with pytest.raises(ValueError, match="2 runs"):

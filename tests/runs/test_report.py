@@ -7,15 +7,16 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from ctrlreward.runs import report, report_contents
 from ctrlreward.runs.folder import read_stored_run
+from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 
 NOUNS = ("soup", "room", "film", "train", "band", "coat", "tour", "cake")
 VERBS = ("pleased", "surprised", "tired", "charmed", "bored", "helped", "warmed", "lifted")
@@ -60,9 +61,10 @@ def write_run(
             log.write(json.dumps(row) + "\n")
     if summary:
         directions = {f"{name}/{key}": "max" for key in scores(0, "a")}
-        content = {"selection": {"monitor": f"{name}/sentiment", "constraints": {}},
-                   "directions": directions, "steps": steps[-1], "stopped_by": "max_steps",
-                   "seconds": {"train": 12.0}}  # fmt: skip
+        rules = {"BestRule": {"monitor": f"{name}/sentiment"}}
+        noted = {"rules": rules, "directions": directions}
+        (folder / "decisions.json").write_text(json.dumps(noted))
+        content = {"steps": steps[-1], "stopped_by": "max_steps", "seconds": {"train": 12.0}}
         (folder / "summary.json").write_text(json.dumps(content))
     return folder
 
@@ -148,31 +150,25 @@ def test_the_alarm_that_the_run_logged_counts(call: Any, tmp_path: Path) -> None
     assert "the run logged guard/alarm = 1 (p = 0.003)" in html
 
 
-def test_the_rules_are_those_of_the_runs_configuration(call: Any, tmp_path: Path) -> None:
+def test_the_rules_are_those_that_the_callbacks_noted(call: Any, tmp_path: Path) -> None:
     run = gamed_run(tmp_path / "run")
-    callbacks = [
-        {"class_path": "ctrlreward.callbacks.RewardCheckpoint",
-         "init_args": {"monitor": "score/sentiment", "mode": None, "save_top_k": 1,
-                       "constraints": {"score/accuracy": [0.65, None]}}},
-        {"class_path": "ctrlreward.callbacks.RewardEarlyStopping",
-         "init_args": {"monitor": "score/accuracy", "patience": 1, "verbose": False}},
-        {"class_path": "ctrlreward.callbacks.ProxyGuard",
-         "init_args": {"proxy": "score/sentiment", "held_out": ["score/accuracy"],
-                       "held_out_mode": None, "stop": False}},
-        {"class_path": "mine.Other", "init_args": {}},
-        {"class_path": "ctrlreward.callbacks.ParetoCheckpoint",
-         "init_args": {"metrics": {"score/absent": "max", "score/accuracy": "max"}}},
-    ]  # fmt: skip
-    (run / "config.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
+    rules = [
+        BestRule("score/sentiment", constraints={"score/accuracy": (0.65, None)}),
+        StopRule("score/accuracy", patience=1),
+        AlarmRule("score/sentiment", {"score/accuracy": "max"}),
+        ParetoRule({"score/absent": "max", "score/accuracy": "max"}),
+    ]
+    noted = {"rules": {type(rule).__name__: asdict(rule) for rule in rules}}
+    (run / "decisions.json").write_text(json.dumps(noted))
     found = found_in(run)
-    assert found["origin"] == "rules of the run, as in its config.yaml"
+    assert found["origin"] == "rules of the run"
     assert found["decisions"]["step"] == 10
     assert [each["missed"] != [] for each in found["decisions"]["validations"]] == [
         False, True, True, True
     ]  # fmt: skip
     kinds = {mark["kind"]: mark["step"] for mark in found["marks"]}
     assert (kinds["best"], kinds["stop"], kinds["alarm"]) == (10, 20, 20)
-    assert any("score/absent was not logged" in what for what in found["missing"])
+    assert any("score/absent" in what for what in found["missing"])
     _, out, _, _ = call(run)
     assert "Take step 10, which is not on disk, from before the alarm" in out
     # Options replace them.

@@ -401,12 +401,12 @@ def test_a_run_without_texts_is_refused(folder: Path, capsys: pytest.CaptureFixt
 def test_the_selection_of_the_run_is_replayed(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without options: the selection of `summary.json`, then each new score."""
+    """Without options: the rule that the run noted, then each new score."""
     bounds = {"score/variety": [None, 0.4]}
     selection = {"monitor": "score/share", "constraints": bounds}
-    summary = {"selection": selection, "directions": {"score/share": "max"}}
-    path = folder / "run" / "summary.json"
-    path.write_text(json.dumps(summary))
+    noted = {"rules": {"BestRule": selection}, "directions": {"score/share": "max"}}
+    path = folder / "run" / "decisions.json"
+    path.write_text(json.dumps(noted))
     found = rescored(folder, capsys=capsys)
     path.unlink()
     names = [name for each in found["decisions"] for name in each["asked"]]
