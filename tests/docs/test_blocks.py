@@ -13,7 +13,6 @@ A block after the line `<!-- not run: REASON -->` is left out.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 import tomllib
@@ -225,20 +224,19 @@ def test_shell(block: Block, workplace: None, request: pytest.FixtureRequest) ->
 
 
 def test_commands_of_the_first_page_run(workplace: None) -> None:
-    """Those that need no run: the others are parsed."""
-    rows = [
-        {"text": f"{prefix} was good.", "prefix": prefix, "label": "positive"} for prefix in "ab"
-    ]
-    Path("texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = [block for block in blocks_of(ROOT / "README.md") if block.language in SHELL]
-    commands = [shlex.split(command) for block in page for command in commands_of(block)]
-    ran = [c for c in commands if c[:2] in (["ctrlreward", "score"], ["ctrlreward", "recipes"])]
-    assert len(ran) == 2
+    """Those that need no run, on the file that the page shows: the others are parsed."""
+    page = blocks_of(ROOT / "README.md")
+    (table,) = (block.code for block in page if block.language == "csv")
+    Path("systems.csv").write_text(table)
+    shell = [block for block in page if block.language in SHELL]
+    commands = [shlex.split(command) for block in shell for command in commands_of(block)]
+    ran = [c for c in commands if c[0] == "ctrlreward" and c[1] != "doctor"]
+    assert [command[1] for command in ran] == ["score", "compare", "recipes"]
     for _, *arguments in ran:
         main(arguments)
     header, *scored = Path("scored.csv").read_text().splitlines()
-    assert {"coherence", "perplexity"} <= {*header.split(",")}, header
-    assert len(scored) == len(rows)
+    assert {"distinct_2", "perplexity"} <= {*header.split(",")}, header
+    assert len(scored) == 12
     assert list(Path("mine").rglob("*.yaml"))
 
 
