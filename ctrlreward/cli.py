@@ -32,9 +32,9 @@ COMMANDS = {
 }
 
 EXAMPLES = (
-    "ctrlreward score texts.jsonl scored.csv --scorers CTRLEval Perplexity",
-    "ctrlreward meta-eval rated rated.jsonl --ratings fluency --scorers Perplexity",
+    "ctrlreward score systems.csv scored.csv --by system --scorers Perplexity Distinct",
     "ctrlreward compare scored.csv --by system",
+    "ctrlreward meta-eval rated rated.jsonl --ratings fluency --scorers Perplexity",
 )
 
 USAGE = "\n".join(

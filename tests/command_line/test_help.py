@@ -65,7 +65,15 @@ def files(
     texts = [f"Tea is {'very ' * i}hot, so wait." for i in range(6)]
     samples = [{"text": t, "prefix": "Tea is", "label": "positive"} for t in texts]
     write_jsonl("texts.jsonl", [row | {"topic": "science"} for row in samples])
-    write_csv("texts.csv", [{"output": text} for text in texts])
+    outputs = [
+        {"system": system, "prompt": f"Tea {i} is", "output": text}
+        for i, text in enumerate(texts)
+        for system in "AB"
+    ]
+    write_csv("systems.csv", outputs)
+    scores = {"log_likelihood": -1, "polarity": 0, "base.perplexity": 9, "tuned.perplexity": 8}
+    for name in ("scored.csv", "base.csv", "tuned.csv"):
+        write_csv(name, [row | scores for row in outputs])
     rated = [{"fluency": i % 4, "overall": i} for i in range(6)]
     write_jsonl("rated.jsonl", [a | b for a, b in zip(samples, rated, strict=True)])
     Path("prefixes.txt").write_text("Tea is\nThe soup\n")
@@ -75,6 +83,8 @@ def files(
         transfer = {"score/accuracy": 0.8, "score/similarity": 0.5, "score/perplexity": 30.0}
         steps = [{"step": i, "score/x": i + seed, "accuracy": i} | transfer for i in range(3)]
         write_jsonl(f"runs/seed{seed}/metrics.jsonl", steps)
+        last = Path(f"runs/seed{seed}/samples/score/step=000002.jsonl")
+        write_scored_samples(last, as_samples(samples), {"x": [seed + i / 9 for i in range(6)]})
     for name, shift in (("paper.csv", 0), ("ours.csv", 1)):
         systems = [{"system": s, "accuracy": i + shift, "loss": 1} for i, s in enumerate("abc")]
         write_csv(name, systems)
@@ -181,5 +191,4 @@ def test_the_example_of_train_builds(
     (arguments,) = examples(text)
     cli = build(arguments[1:])
     assert cli.trainer.max_steps == 10
-    assert cli.config.config[0].relative.endswith("sentiment_smollm2.yaml")
     assert list(tmp_path.iterdir()) == []

@@ -82,7 +82,7 @@ def runnable(*languages: str) -> list[Any]:
 
 
 def test_every_block_is_found_and_run_or_says_why_not() -> None:
-    known = {"python", "yaml", "", "text", "diff", "bibtex", *SHELL}
+    known = {"python", "yaml", "", "text", "csv", "diff", "bibtex", *SHELL}
     assert [b.place for b in BLOCKS if b.language not in known and b.reason is None] == []
     for page in PAGES:
         fences = re.findall(r"^ *```", page.read_text("utf-8"), re.MULTILINE)
