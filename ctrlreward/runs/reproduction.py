@@ -24,7 +24,7 @@ from ctrlreward.runs.results import SINGLE_SYSTEM, Run
 
 # How fast a run is says nothing about its result.
 _SPEED = ("*_runtime", "*_per_second", "watch/seconds", "*step_time", "*_preparation_time")
-_MAX_PRINTED = 20  # gaps and systems of a study; the JSON file has all
+_MAX_PRINTED = 20  # gaps of a study; the JSON file has all, and the systems
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,6 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     for study, agreement in comparison.studies.items():
         console.print()
         console.print(_metric_table(study, agreement, comparison))
-        if agreement.system_correlation.n:
-            console.print()
-            console.print(_system_table(agreement))
         for line in _summary_lines(agreement, len(comparison.runs)):
             console.print(line, soft_wrap=True)
     for study in comparison.missing:
@@ -118,16 +115,6 @@ def _metric_table(study: str, agreement: StudyAgreement, comparison: Comparison)
     return table
 
 
-def _system_table(agreement: StudyAgreement) -> RichTable:
-    """Return a table of the first systems, over the metrics that all runs have of them."""
-    headings = ("metrics", "CV* %", "Pearson", "Spearman")
-    table = number_table(["system"], headings, show_edge=False)
-    for name, values in list(agreement.systems.items())[:_MAX_PRINTED]:
-        cells = (str(values.correlation.n), _number(values.mean_cv_star))
-        table.add_row(name, *cells, *_correlation(values.correlation))
-    return table
-
-
 def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
     comparable = sum(isfinite(values.mean_cv_star) for values in agreement.metrics.values())
     yield ""
@@ -137,7 +124,11 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
         f"mean of {counted(comparable, 'metric')}; {about} in percent of their mean"
     )
     if len(agreement.systems) > 1:
-        yield from _correlation_lines(agreement)
+        over = counted(agreement.correlation.n, "metric")
+        pearson, spearman = _correlation(agreement.correlation)
+        yield f"correlation (type II): Pearson {pearson}, Spearman {spearman}, mean of {over}"
+        if any(values.correlation.n == 2 for values in agreement.metrics.values()):
+            yield "  of two systems, 1 if they keep their order and -1 if they swap"
     findings = agreement.findings
     if findings.total:
         yield (
@@ -156,24 +147,6 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
         yield f"  {gap.metric}{of}: {gap.reason}"
     if len(agreement.gaps) > _MAX_PRINTED:
         yield f"  and {len(agreement.gaps) - _MAX_PRINTED} more: --output FILE.json lists all"
-
-
-def _correlation_lines(agreement: StudyAgreement) -> Iterator[str]:
-    """Yield the correlation by metric and by system."""
-    metrics, systems = agreement.correlation, agreement.system_correlation
-    shown = {f"mean of {counted(metrics.n, 'metric')}": metrics}
-    if systems.n:
-        shown[f"mean of {counted(systems.n, 'system')}"] = systems
-    for over, values in shown.items():
-        pearson, spearman = _correlation(values)
-        yield f"correlation (type II): Pearson {pearson}, Spearman {spearman}, {over}"
-    if any(values.correlation.n == 2 for values in agreement.metrics.values()):
-        yield "  a metric of two systems counts as 1 if they keep their order, as -1 if they swap"
-    if systems.n:
-        yield "  by system, metrics on different scales bring the correlation near 1"
-    if systems.n and len(agreement.systems) > _MAX_PRINTED:
-        rest = len(agreement.systems) - _MAX_PRINTED
-        yield f"  and {counted(rest, 'more system')}: --output FILE.json lists all"
 
 
 def _correlation(correlation: Correlation) -> tuple[str, str]:
