@@ -132,8 +132,11 @@ def require_column(rows: Sequence[Row], name: str, advice: str = "") -> None:
         raise ValueError(f"No such column: {name!r}{hint}. {known}{advice}")
 
 
+_BOOLEANS: Mapping[Any, float] = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
+
+
 def number_column(rows: Sequence[Row], name: str, places: Sequence[str] | None = None) -> Scores:
-    """Return a column of numbers, shape (n,); NaN for an empty cell, null, or a row without it.
+    """Return a column of numbers or booleans, shape (n,); NaN for an empty cell, null, or without.
 
     Raises:
         ValueError: No row has the column, or a value is not a number (names its place).
@@ -142,7 +145,7 @@ def number_column(rows: Sequence[Row], name: str, places: Sequence[str] | None =
     values = np.full(len(rows), np.nan)
     for i, cell in enumerate(row.get(name) for row in rows):
         try:
-            values[i] = np.nan if cell in ("", None) else float(cell)
+            values[i] = np.nan if cell in ("", None) else float(_BOOLEANS.get(cell, cell))
         except (TypeError, ValueError):
             item = f"{places[i]}: {name}" if places else f"{name}[{i}]"
             raise ValueError(f"{item} must be a number or an empty cell, got {cell!r}") from None

@@ -177,8 +177,8 @@ def test_what_json_lacks_is_null_or_text() -> None:
 
 
 def test_numbers() -> None:
-    rows: list[dict[str, Any]] = [{"r": "1.5"}, {"r": ""}, {"r": None}, {}, {"r": 2}]
-    expected = [1.5, NAN, NAN, NAN, 2]
+    rows: list[dict[str, Any]] = [{"r": "1.5"}, {"r": ""}, {"r": None}, {}, {"r": 2}, {"r": "True"}]
+    expected = [1.5, NAN, NAN, NAN, 2, 1]
     assert np.array_equal(number_column(rows, "r"), expected, equal_nan=True)
     with pytest.raises(ValueError, match=r"No such column: 'q'\. The columns are r"):
         number_column(rows, "q")
