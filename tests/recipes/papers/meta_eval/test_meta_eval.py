@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,13 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import Interrupted
 from scipy import stats
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
+from ctrlreward.scorers import parts
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.tables.row_streams import read_rows
 from ctrlreward.tables.table_columns import number_column
+
+TESTS = Path(__file__).parents[3]
 
 
 class Length(Scorer):
@@ -219,3 +225,36 @@ def test_published_values_are_shown(
         assert f"{tau:.4f}" in printed
         assert f"{paper:.4f}" in printed
     assert "bootstrap over the 15 clusters of rows" in printed
+
+
+@pytest.mark.parametrize("kind", ["rated", "preferences"])
+def test_a_killed_command_continues(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(TESTS)
+    monkeypatch.setattr(parts, "MOST", 2)
+    Interrupted.calls.clear()
+    rows = [{"text": f"{i} text" * (i + 1), "rating": i % 3} for i in range(9)]
+    if kind == "preferences":
+        rows = [{"chosen": row["text"], "rejected": f"{row['text']}."} for row in rows]
+    last = next(iter(rows[6].values()))
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["meta-eval", kind, "in.jsonl", "--scorers+=fakes.Interrupted", "--output", "o.json"]
+    command += ["--ratings", "rating"] if kind == "rated" else []
+    monkeypatch.setenv("KILL_AT", str(last))
+    process = multiprocessing.get_context("fork").Process(target=main, args=(command,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    monkeypatch.delenv("KILL_AT")
+    main(command)
+    assert sum(Interrupted.calls) == (4 if kind == "rated" else 13)  # five were kept
+    found = json.loads(Path("o.json").read_text())
+    if kind == "rated":
+        lengths = [len(row["text"]) for row in rows]
+        expected = stats.pearsonr(lengths, [row["rating"] for row in rows]).statistic
+        (pair,) = found["correlations"]
+        assert pair["pearson"]["value"] == pytest.approx(expected)
+    else:
+        assert found["length"]["subsets"]["all"]["higher"]["value"] == 0.0
+    assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "o.json"]
