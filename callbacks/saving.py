@@ -205,13 +205,13 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
         log_dir = Path(trainer.log_dir or trainer.default_root_dir)
 
         def tidy() -> None:
-            for folder in (Path(each) for each in folders if "://" not in each):
+            for folder in (each for each in folders if "://" not in each):
                 for name in ("*.ckpt", "*-adapter"):
-                    remove_unfinished(folder, name)
+                    remove_unfinished(Path(folder), name)
             if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-                folder = str(self.dirpath)
-                place = folder if "://" in folder else os.path.relpath(folder, log_dir)
-                note_decisions(log_dir, folders={place: ""})
+                own = str(self.dirpath)
+                place = own if "://" in own else os.path.relpath(own, log_dir)
+                note_decisions(log_dir, folders={place: self.monitor})
 
         on_rank_zero(tidy)
         trainer.callback_metrics.update(self._logged)

@@ -63,7 +63,6 @@ class StoredRun:
         source: Kind of the log, such as `"HistoryLogger"`.
         steps: Steps at which something was logged, in order.
         modes: Key → better direction, if the run declares it.
-        ranges: Key → smallest and largest possible value, None for no bound, likewise.
         checkpoints: Step → files and folders of its checkpoint, the checkpoint itself first.
         samples: Name → step → texts of a `GenerationScorer` or of another trainer.
         notes: Name of samples → a line about steps that are not compared by prompt.
@@ -76,7 +75,6 @@ class StoredRun:
     source: str
     steps: Sequence[StoredStep]
     modes: Mapping[str, Mode] = field(default_factory=dict)
-    ranges: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     checkpoints: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
     samples: Mapping[str, Mapping[int, TextSource]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -124,21 +122,15 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     notes_ = [noted(each) for each in parts]
     rules = {name: rule for each in notes_ for name, rule in as_mapping(each.get("rules")).items()}
     modes: dict[str, Mode] = {f"{name_}/{FAIL_RATE}": "min" for name_ in theirs}
-    ranges: dict[str, Sequence[float | None]] = dict.fromkeys(modes, (0.0, 1.0))
     for report in (*notes_, *reports):
         modes |= as_mapping(report.get("directions"))
-        ranges |= as_mapping(report.get("ranges"))
     for entry in as_mapping(log.declared.get("stateful_callbacks")).values():
         ours_ = as_mapping(as_mapping(entry).get("ctrlreward"))
         rules |= as_mapping(ours_.get("rules"))
         for scorer in as_mapping(ours_.get("scores")).values():
             modes |= {PREFIX + key: mode for key, mode in as_mapping(scorer.get("modes")).items()}
-            both = as_mapping(scorer.get("ranges")).items()
-            ranges |= {PREFIX + key: bounds for key, bounds in both}
     summary = reports[-1] if reports else {}
-    return StoredRun(
-        folder, log.path, log.source, steps, modes, ranges, saved, sets, notes, rules, summary
-    )
+    return StoredRun(folder, log.path, log.source, steps, modes, saved, sets, notes, rules, summary)
 
 
 def _log_of(path: Path, ours: bool, theirs: Mapping[str, Mapping[int, StoredTexts]]) -> Log:

@@ -101,7 +101,7 @@ def run(arguments: list[str]) -> None:
         stored = read_stored_run(options.run)
         folder = Path(options.output or stored.folder / "rescored" / Path(options.reward).stem)
         reward = reward_of(block, options.device)
-        new, _ = new_scores(stored, reward)
+        new = new_scores(stored, reward)
         # An error before anything is scored, with placeholders for the new scores.
         first = replace(
             stored.steps[0], metrics={**stored.steps[0].metrics, **dict.fromkeys(new, math.nan)}
@@ -182,9 +182,8 @@ def rescore(
         )
         for each, row in zip(run.steps, rows, strict=True)
     ]
-    modes, ranges = new_scores(run, reward)
-    modes_of, ranges_of = {**run.modes, **modes}, {**run.ranges, **ranges}
-    return Rescored(run, replace(run, steps=after, modes=modes_of, ranges=ranges_of), modes, folder)
+    new = new_scores(run, reward)
+    return Rescored(run, replace(run, steps=after, modes={**run.modes, **new}), new, folder)
 
 
 class Parts:
@@ -216,19 +215,14 @@ class Parts:
         return {name: np.array(values, np.float64) for name, values in rows.items()} | rest
 
 
-def new_scores(
-    run: StoredRun, reward: AnyReward
-) -> tuple[dict[str, Mode], dict[str, Sequence[float | None]]]:
-    """Return the better direction, and the range, of each score that `rescore` computes, by key."""
+def new_scores(run: StoredRun, reward: AnyReward) -> dict[str, Mode]:
+    """Return the better direction of each score that `rescore` computes, by key."""
     modes: dict[str, Mode] = {}
-    ranges: dict[str, Sequence[float | None]] = {}
     for name in _names_of(run):
         specs = HeldOutScorer(reward.components, Samples([""]), name=name).specs
         modes |= {key: spec.mode for key, spec in specs.items()}
-        ranges |= {key: spec.bounds for key, spec in specs.items()}
-        if has_total(reward):
-            modes[f"{name}/{TOTAL}"], ranges[f"{name}/{TOTAL}"] = "max", (None, None)
-    return modes, ranges
+        modes |= {f"{name}/{TOTAL}": "max"} if has_total(reward) else {}
+    return modes
 
 
 def _names_of(run: StoredRun) -> list[str]:
@@ -372,22 +366,9 @@ def _as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
 
 
 def _print(console: Console, done: Rescored, decisions: Sequence[Decision]) -> None:
-    """Print the scores by validation, old → new, and the decisions before and after."""
+    """Print the decisions before and after."""
     shown = [each for each in done.after.steps if set(done.new) & set(each.metrics)]
-    before = {each.step: each.metrics for each in done.run.steps}
-    used = (key for each in decisions for key in each.rescored.keys)
-    keys = [
-        key
-        for key in dict.fromkeys([*used, *done.new])
-        if not key.endswith(f"/{FAIL_RATE}") or any(each.metrics.get(key) for each in shown)
-    ]
-    table = number_table([], ["step", *keys], show_edge=False)
-    for step in shown:
-        values = [(before[step.step].get(key), step.metrics.get(key)) for key in keys]
-        table.add_row(str(step.step), *(_change(old, now) for old, now in values))
     console.print(f"{done.run.log}: {len(shown)} validations", soft_wrap=True)
-    console.print(table)
-    console.print()
     table = number_table(["decision", "as logged", "rescored"], [], show_edge=False)
     for name, words in {k: v for each in decisions for k, v in each.asked.items()}.items():
         table.add_row(name, *words)
@@ -396,8 +377,3 @@ def _print(console: Console, done: Rescored, decisions: Sequence[Decision]) -> N
     for line in dict.fromkeys(line for each in decisions for line in summary(each.rescored)):
         console.print(line, soft_wrap=True)
     console.print(f"scores and texts: {done.folder}", soft_wrap=True)
-
-
-def _change(old: float | None, now: float | None) -> str:
-    cells = dict.fromkeys(f"{value:.4f}" for value in (old, now) if value is not None)
-    return " → ".join(cells) or "–"

@@ -15,7 +15,7 @@ from ctrlreward.selection.stopping import StopDecision, StopRule
 ALARM_KEY = "guard/alarm"  # as `ProxyGuard` logs it
 
 # A file next to the log: `rules`, name of a class → its settings; `directions`, key → the better
-# one; `folders` of checkpoints, relative to the log.
+# one; `folders` of checkpoints, relative to the log → the key that is monitored there.
 DECISIONS = "decisions.json"
 
 
