@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.parser import CommandParser, command_parser, import_scorers
 from ctrlreward.command_line.terminal import (
     direction_arrow,
@@ -21,7 +22,7 @@ from ctrlreward.command_line.terminal import (
     plain_console,
     user_errors,
 )
-from ctrlreward.command_line.typed_options import SCORERS_HINT, gather_words, pairs
+from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT, gather_words, pairs
 from ctrlreward.failures import rows_named
 from ctrlreward.files import JsonLog, hold, write_whole
 from ctrlreward.functional.means import valid_mean
@@ -103,6 +104,11 @@ def _check_all_but_scorers(arguments: Sequence[str]) -> None:
             others.append(argument)
         elif "=" not in argument:
             next(rest, None)  # its value
+        elif "{" not in argument and re.match(r"--scorers\+?=", argument):
+            for name in re.findall(r'"(\w+)"', argument):
+                if name not in SCORERS:
+                    hint = did_you_mean(name, SCORERS)
+                    raise ValueError(f"there is no scorer {name!r}{hint}. {SCORERS_HINT}")
     parser = _parser({"identity", "scorers"})
     options = parser.instantiate(parser.parse_args(others))
     check_suffix(Path(options.output))

@@ -59,6 +59,7 @@ score in.csv out.xls --scorers Distinct
 score in.csv out.csv --scorers Distinct --columns.text=txt
 score in.csv out.csv --scorer Distinct
 score in.csv out.csv
+score in.csv out.csv --scorers distinct
 score --help
 select none
 select --help
