@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +24,7 @@ from ctrlreward.command_line.terminal import (
     plain_parser,
     user_errors,
 )
-from ctrlreward.completion import fixed_randomness
-from ctrlreward.files import JsonLog, finite_or_none, json_text
+from ctrlreward.files import JsonLog, finite_or_none, json_line, json_text, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
 from ctrlreward.progress import track
@@ -41,9 +42,7 @@ from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
 from ctrlreward.scorers.records import read_scored_file, write_scored_samples
 from ctrlreward.selection import RunRules
-from ctrlreward.selection.replay import ALARM_KEY
-from ctrlreward.serving.description import reward_id
-from ctrlreward.serving.fingerprint import digest_of
+from ctrlreward.selection.replay import ALARM_KEY, DECISIONS
 
 _DESCRIPTION = """Score the stored texts of all validations with another reward or judge, and
 replay the decisions.
@@ -136,6 +135,9 @@ def rescore(
         ValueError: The run has no texts, these lack a column that the reward needs, or the folder
             has scores of another reward.
     """
+    from ctrlreward.completion import fixed_randomness  # imports PyTorch, as the next one
+    from ctrlreward.serving.description import reward_id
+
     names = _names_of(run)
     texts = [
         (name, each.step, source, scored_samples(source)[0])
@@ -171,6 +173,12 @@ def rescore(
         {"step": step, **{key: finite_or_none(value) for key, value in row.items()}}
         for step, row in zip(steps, rows, strict=True)
     )
+    new = new_scores(run, reward)
+    modes = {**run.modes, **new}
+    places = {path.parent for paths in run.checkpoints.values() for path in paths}
+    folders = {os.path.relpath(each, folder): "" for each in places}
+    noted = {"rules": run.rules, "directions": modes, "folders": folders}
+    write_whole(folder / DECISIONS, json_text(noted))
     even = all(is_even(source) for _, _, source, _ in texts)
     again = {each.step: each for each in read_stored_run(folder).steps}
     after = [
@@ -182,8 +190,7 @@ def rescore(
         )
         for each, row in zip(run.steps, rows, strict=True)
     ]
-    new = new_scores(run, reward)
-    return Rescored(run, replace(run, steps=after, modes={**run.modes, **new}), new, folder)
+    return Rescored(run, replace(run, steps=after, modes=modes), new, folder)
 
 
 class Parts:
@@ -201,7 +208,8 @@ class Parts:
         rows: dict[str, list[float | None]] = {name: [] for name in alone}
         for start in range(0, len(samples), PART) if alone else ():
             part = samples[start : start + PART]
-            key = (f"{of[0]} {of[1]} {start}", digest_of(part.columns()))
+            columns = json_line(part.columns()).encode()
+            key = (f"{of[0]} {of[1]} {start}", hashlib.sha256(columns).hexdigest())
             if key not in self.known:
                 scores = {
                     k: [*map(finite_or_none, v)] for k, v in score(alone, part).warned().items()

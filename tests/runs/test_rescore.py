@@ -196,6 +196,8 @@ def test_the_same_scores_are_the_logged_ones(
         for name, values in old[1].items():
             np.testing.assert_array_equal(new[1][name], values)
     again = read_stored_run(tmp_path / "new")  # the folder is a run itself
+    assert again.modes == done.after.modes
+    assert again.checkpoints.keys() == run.checkpoints.keys()
     for one, other in zip(again.steps, done.after.steps, strict=True):
         assert one.metrics == pytest.approx(dict(other.metrics), nan_ok=True)
         assert set(one.evidence) == set(other.evidence)
