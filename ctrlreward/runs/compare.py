@@ -134,7 +134,7 @@ def _parser() -> ArgumentParser:
     add("--by", help="column that names the system of each row")
     add("--columns", nargs=2, metavar="COLUMN", help="two score columns of one file")
     add("--id", help="column that pairs the items (default: the first of "
-        f"{', '.join(_ITEMS)} that the systems share, or else the position)")  # fmt: skip
+        f"{', '.join(_ITEMS)} or others that the systems share, else the position)")  # fmt: skip
     add("--metrics", nargs="+", default=["*"], help="scores to compare, such as 'distinct_*'")
     add("--output", help="JSON file for all numbers")
     add(
@@ -164,8 +164,8 @@ def read_systems(
     """
     modes: dict[str, Mode] = {}
     if any(Path(path).is_dir() for path in paths):
-        systems, modes = _of_runs(paths)
-        return _with_scores(systems, patterns), modes, "items are the held-out prompts of the runs"
+        systems, modes, pairing = _of_runs(paths)
+        return _with_scores(systems, patterns), modes, pairing
     for path in paths:
         if Path(path).suffix not in SUFFIXES:
             raise ValueError(
@@ -174,7 +174,7 @@ def read_systems(
             )
     if len({*paths}) < len(paths):
         raise ValueError(f"{', '.join(paths)}: a file is named twice")
-    tables = {path: read_placed(path) for path in paths}
+    tables = dict(zip(_short_names(paths), map(read_placed, paths), strict=True))
     rows = [row for own, _ in tables.values() for row in own]
     places = [place for _, own in tables.values() for place in own]
     if columns:
@@ -189,10 +189,9 @@ def read_systems(
         modes = {"score": m} if (m := direction_of_name(columns[0])) else {}
     elif by or len(paths) == 1:
         tables = _by_column(paths[0], rows, places, by)
-    names = _short_names(list(tables))
     keys, pairing = _pairing([rows for rows, _ in tables.values()], item)
     systems = []
-    for name, own, (rows, places) in zip(names, keys, tables.values(), strict=True):
+    for own, (name, (rows, places)) in zip(keys, tables.items(), strict=True):
         scores = {
             score: number_column(rows, score, places) for score in _numeric(rows, patterns, by)
         }
@@ -200,25 +199,27 @@ def read_systems(
     return _with_scores(systems, patterns), modes, pairing
 
 
-def _of_runs(paths: Sequence[str]) -> tuple[list[System], dict[str, Mode]]:
+def _of_runs(paths: Sequence[str]) -> tuple[list[System], dict[str, Mode], str]:
     """Return the scores by prompt of the last validation of each run that stored them."""
     from ctrlreward.runs.folder import read_stored_run  # imports PyTorch
 
-    systems, digests, modes = [], set(), dict[str, Mode]()
+    systems, steps, modes = [], [], dict[str, Mode]()
     for path, name in zip(paths, _short_names(paths), strict=True):
         stored = read_stored_run(path)
-        evidence = next((dict(s.evidence) for s in reversed(stored.steps) if s.evidence), {})
-        if not evidence:
+        last = next((each for each in reversed(stored.steps) if each.evidence), None)
+        if last is None:
             raise ValueError(
                 f"{path} has no scores by prompt, as a GenerationScorer stores them; its logged "
                 "numbers are compared with --reproduction"
             )
-        digests |= {getattr(values, "prompts", "") for values in evidence.values()}
         modes |= stored.modes
-        systems.append(System(name, {k: dict(enumerate(v.tolist())) for k, v in evidence.items()}))
-    if len(digests) > 1:
-        raise ValueError("the runs have other held-out prompts, so that no prompt is in both")
-    return systems, modes
+        steps.append(f"{last.step} of {name}")
+        scores = {
+            key: {(getattr(values, "prompts", ""), i): v for i, v in enumerate(values.tolist())}
+            for key, values in last.evidence.items()
+        }
+        systems.append(System(name, scores))
+    return systems, modes, f"items are the held-out prompts, at step {', '.join(steps)}"
 
 
 def _by_column(
@@ -310,13 +311,13 @@ def _by_item(keys: Sequence[Hashable], values: Scores) -> dict[Hashable, float]:
 
 
 def _with_scores(systems: Sequence[System], patterns: Sequence[str]) -> list[System]:
-    """Return the systems with the scores that all have and that match; raise if there are none."""
+    """Return the systems with the scores that match and that all have for some item."""
     if len(systems) < 2:
         raise ValueError("compare needs two systems or more, got one")
     shared = [
         score
         for score in systems[0].scores
-        if all(score in system.scores for system in systems)
+        if set[Hashable].intersection(*({*system.scores.get(score, ())} for system in systems))
         and any(fnmatchcase(score, pattern) for pattern in patterns)
     ]
     if not shared:
@@ -324,8 +325,8 @@ def _with_scores(systems: Sequence[System], patterns: Sequence[str]) -> list[Sys
         wanted = "" if "*" in patterns else f" {' or '.join(patterns)}"
         have = f"only {known}" if known else "no columns of numbers"
         raise ValueError(
-            f"the systems share no score{wanted}, they have {have}. 'ctrlreward score IN OUT "
-            "--scorers NAME' adds scores to a file of texts."
+            f"the systems share no score{wanted} of the same items, they have {have}. 'ctrlreward "
+            "score IN OUT --scorers NAME' adds scores to a file of texts."
         )
     return [System(name, {score: own[score] for score in shared}) for name, own in systems]
 

@@ -147,7 +147,9 @@ def test_one_value_of_a_whole_system_is_not_tested(capsys: pytest.CaptureFixture
     assert "better" not in capsys.readouterr().out
 
 
-def test_stored_samples_of_two_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stored_samples_of_two_runs(
+    capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
+) -> None:
     for name in "AB":
         folder = Path("runs", name)
         (folder / "samples/score").mkdir(parents=True)
@@ -164,6 +166,9 @@ def test_stored_samples_of_two_runs(capsys: pytest.CaptureFixture[str]) -> None:
     expected = (SYSTEMS["A"] - SYSTEMS["B"]).mean()
     assert found["pairs"][0]["difference"] == pytest.approx(expected)
     assert "B is better than A in score/worth by" in capsys.readouterr().out
+    for path in Path("runs/B/samples/score").iterdir():
+        path.write_text(path.read_text().replace("prompt 3", "prompt three"))
+    assert "items" in fails("compare", "runs/A", "runs/B")
 
 
 @pytest.mark.parametrize(
