@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import re
@@ -31,7 +30,6 @@ from ctrlreward.scorers import Component, Scorer
 from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.scorers.components import name_components
 from ctrlreward.scorers.parts import score_parts
-from ctrlreward.tables.parsing import no_such_file
 from ctrlreward.tables.row_streams import Row, check_suffix, parse_table, read_placed, read_rows
 from ctrlreward.tables.table_columns import (
     Columns,
@@ -111,16 +109,9 @@ def _check_all_but_scorers(arguments: Sequence[str]) -> None:
                     raise ValueError(f"there is no scorer {name!r}{hint}. {SCORERS_HINT}")
     parser = _parser({"identity", "scorers"})
     options = parser.instantiate(parser.parse_args(others))
-    check_suffix(Path(options.output))
-    check_suffix(source := Path(options.input))
-    if "://" not in options.input and not source.exists():
-        raise no_such_file(source)
-    if source.is_file() and source.suffix == ".csv":
-        with source.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            header = next(csv.reader(file), [])
-        read_columns(options.columns, header)
-        if options.by:
-            require_column([dict.fromkeys(header)], options.by)
+    if "://" not in options.input:
+        columns, labels = options.columns, options.label_map
+        _texts(options.input, Path(options.output), columns, labels, options.shard, options.by)
 
 
 def score_file(
@@ -155,13 +146,8 @@ def score_file(
         shard: `2/4` scores the second quarter of the rows, for several processes.
         identity: Configuration of the scorers, which a resumed run must share.
     """
-    labels = pairs("label_map", "OLD=NEW, such as 0=negative", label_map) or None
     target = Path(output)
-    check_suffix(target)
-    if target.exists() and Path(input).exists() and target.samefile(input):
-        raise ValueError(f"{output} is the input. Choose another file for the scores.")
-    rows, places = _read(input, shard)
-    samples = to_samples(rows, columns, places, label_map=labels)
+    rows, places, samples = _texts(input, target, columns, label_map, shard, by)
     read = read_columns(columns, list(rows[0]))
     with explained_columns(list(rows[0])), rows_named(places, read):
         components = name_components(scorers, names, samples)
@@ -174,8 +160,6 @@ def score_file(
     compared = [name for name, c in components.items() if not c.scorer.pointwise]
     if shard and compared:
         raise ValueError(f"{', '.join(compared)} needs all rows, not a shard of them")
-    if by:
-        require_column(rows, by)
     systems = [str(row.get(by)) for row in rows] if by else [""] * len(rows)
     if target.suffix == ".parquet":
         encode_rows(target.suffix, rows, {})  # raises, before anything is scored
@@ -184,7 +168,7 @@ def score_file(
         "version": version("ctrlreward"),  # another one may score differently
         "sha256 of the rows": hashlib.sha256(repr(rows).encode(errors="replace")).hexdigest(),
         "columns": asdict(columns),
-        "label_map": labels,
+        "label_map": label_map,
         "scorers": [identity, list(scored)],
     }
     log = JsonLog(_log_path(target), settings)
@@ -211,8 +195,18 @@ def _log_path(target: Path) -> Path:
     return target.with_name(f"{target.name}.partial.jsonl")
 
 
-def _read(input: str, shard: str | None) -> tuple[list[Row], list[str]]:
-    """Return the rows of a file, or of its shard `i/n`, and the place of each."""
+def _texts(
+    input: str,
+    target: Path,
+    columns: Columns,
+    label_map: Sequence[str] | None,
+    shard: str | None,
+    by: str | None,
+) -> tuple[list[Row], list[str], Samples]:
+    """Return the rows of a file, or of its shard `i/n`, the place of each, and their texts."""
+    check_suffix(target)
+    if target.exists() and Path(input).exists() and target.samefile(input):
+        raise ValueError(f"{target} is the input. Choose another file for the scores.")
     rows, places = read_placed(input)
     match = re.fullmatch(r"(\d+)/(\d+)", shard or "1/1")
     i, n = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -221,8 +215,12 @@ def _read(input: str, shard: str | None) -> tuple[list[Row], list[str]]:
             f"shard must be from 1/n to n/n, such as 2/4, with n up to the number of rows, "
             f"{len(rows)}, got {shard!r}"
         )
+    if by:
+        require_column(rows, by)
     part = slice(len(rows) * (i - 1) // n, len(rows) * i // n)
-    return rows[part], places[part]
+    labels = pairs("label_map", "OLD=NEW, such as 0=negative", label_map) or None
+    samples = to_samples(rows[part], columns, places[part], label_map=labels)
+    return rows[part], places[part], samples
 
 
 def _read_by_corpora(components: Mapping[str, Component]) -> dict[str, Component]:

@@ -214,7 +214,7 @@ def _of_runs(paths: Sequence[str]) -> tuple[list[System], dict[str, Mode], str]:
             )
         modes |= stored.modes
         steps.append(f"{last.step} of {name}")
-        scores = {
+        scores: dict[str, Mapping[Hashable, float]] = {
             key: {(getattr(values, "prompts", ""), i): v for i, v in enumerate(values.tolist())}
             for key, values in last.evidence.items()
         }
