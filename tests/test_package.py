@@ -189,6 +189,7 @@ print(*sorted(loaded - sys.stdlib_module_names))"""
 EXTRA_ALONE = [
     "ctrlreward.lightning",
     "ctrlreward.serving.get_reward",
+    "ctrlreward.serving.ray_serve",
     "ctrlreward.serving.application",
     "ctrlreward.serving.batcher",
     "ctrlreward.serving.serving_metrics",
@@ -255,7 +256,7 @@ def test_what_a_missing_extra_costs_names_the_command(
 def test_what_needs_no_extra(last_lines: dict[str, str]) -> None:
     assert last_lines["star"] == "CTRLEval"
     assert re.fullmatch(r"\[0\.\d+\] \[0?\.\d+\]", last_lines["reward"])
-    assert last_lines["score"] == 'text,label,"coherence"'
+    assert last_lines["score"] == "text,label,coherence"
     assert int(last_lines["modules"]) > 100  # are imported
     assert last_lines["found"] == "[]"  # of the packages of extras
     assert last_lines["train"] == "error: WandbLogger needs wandb: pip install 'ctrlreward[wandb]'"
