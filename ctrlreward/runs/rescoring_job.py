@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Console
 
 from ctrlreward.arguments import Mode
@@ -27,7 +26,6 @@ from ctrlreward.command_line.terminal import (
 from ctrlreward.files import JsonLog, finite_or_none, json_line, json_text, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
-from ctrlreward.progress import track
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.runs.folder import (
     PREFIX,
@@ -39,7 +37,8 @@ from ctrlreward.runs.folder import (
 from ctrlreward.runs.select import Selection, add_rule_options, decide, run_rules, summary, to_json
 from ctrlreward.runs.stored_texts import READ_TEXTS, TextSource, is_even, scored_samples
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
-from ctrlreward.scorers.base import Component, Scores, check_samples, score
+from ctrlreward.scorers.base import Scores, check_samples
+from ctrlreward.scorers.parts import score_parts
 from ctrlreward.scorers.records import read_scored_file, write_scored_samples
 from ctrlreward.selection import RunRules
 from ctrlreward.selection.replay import ALARM_KEY, DECISIONS
@@ -58,7 +57,6 @@ _EXAMPLES = (
 )
 
 TOTAL = "total"
-PART = 64  # texts that are scored before their scores are written
 
 
 class Decision(NamedTuple):
@@ -129,7 +127,7 @@ def rescore(
 
     The scores have the names that a `GenerationScorer` logs, `<name>/<component>`, and
     `<name>/total` for a reward of several. A resumed command, which must share the `settings`,
-    continues `rescored.jsonl`. In the end the folder is itself a run.
+    continues the files in `parts/`. In the end the folder is itself a run.
 
     Raises:
         ValueError: The run has no texts, these lack a column that the reward needs, or the folder
@@ -147,26 +145,25 @@ def rescore(
     ]
     for _, _, source, samples in texts:
         _check(reward, source, samples)
-    parts = Parts(JsonLog(folder / "rescored.jsonl", {**settings, "reward": reward_id(reward)}))
+    identity = {**settings, "fingerprint": reward_id(reward)}
     metrics: dict[int, dict[str, float]] = {}
-    with track("rescoring", sum(len(samples) for *_, samples in texts)) as tracked:
-        for name, step, source, samples in texts:
-            path = folder / "samples" / name / f"step={step:06d}.jsonl"
-            with tracked.part(len(samples)):
-                repeats = completions_per_prompt(samples)
-                prompts = Samples([""] * (len(samples) // repeats))
-                scorer = HeldOutScorer(reward.components, prompts, repeats, name)
-                scorer.settings = {"measure": measure_of(source)}
-                with fixed_randomness(scorer.seed):
-                    own = parts.scores(scorer.scored, samples, (name, step))
-                    result = scorer.score_samples(samples, path, own)
-                metrics.setdefault(step, {}).update(result.metrics)
-                totals = total_of(reward, result.scores)
-                if totals is not None:
-                    metrics[step][f"{name}/{TOTAL}"] = valid_mean(totals)
-                    _, shown, kept, reasons, measure = read_scored_file(path)
-                    shown[TOTAL] = totals
-                    write_scored_samples(path, samples, shown, kept, None, reasons, measure)
+    for name, step, source, samples in texts:
+        path = folder / "samples" / name / f"step={step:06d}.jsonl"
+        repeats = completions_per_prompt(samples)
+        prompts = Samples([""] * (len(samples) // repeats))
+        scorer = HeldOutScorer(reward.components, prompts, repeats, name)
+        scorer.settings = {"measure": measure_of(source)}
+        digest = hashlib.sha256(json_line(samples.columns()).encode()).hexdigest()[:16]
+        log = JsonLog(folder / "parts" / f"{digest}.jsonl", identity)
+        with fixed_randomness(scorer.seed):
+            result = scorer.score_samples(samples, path, score_parts(scorer.scored, samples, log))
+        metrics.setdefault(step, {}).update(result.metrics)
+        totals = total_of(reward, result.scores)
+        if totals is not None:
+            metrics[step][f"{name}/{TOTAL}"] = valid_mean(totals)
+            _, shown, kept, reasons, measure = read_scored_file(path)
+            shown[TOTAL] = totals
+            write_scored_samples(path, samples, shown, kept, None, reasons, measure)
     rows = [{**each.metrics, **metrics.get(each.step, {})} for each in run.steps]
     steps = [each.step for each in run.steps]
     JsonLog(folder / "metrics.jsonl").replace(
@@ -191,36 +188,6 @@ def rescore(
         for each, row in zip(run.steps, rows, strict=True)
     ]
     return Rescored(run, replace(run, steps=after, modes=modes), new, folder)
-
-
-class Parts:
-    """Scores of parts of the texts, in a log that a resumed command continues."""
-
-    def __init__(self, log: JsonLog) -> None:
-        self.log = log
-        self.known = {(r["of"], r["texts"]): r["scores"] for r in log.read()}
-
-    def scores(
-        self, components: Mapping[str, Component], samples: Samples, of: tuple[str, int]
-    ) -> dict[str, Scores]:
-        """Return the scores of all texts; those of single texts are written part by part."""
-        alone = {name: each for name, each in components.items() if each.scorer.pointwise}
-        rows: dict[str, list[float | None]] = {name: [] for name in alone}
-        for start in range(0, len(samples), PART) if alone else ():
-            part = samples[start : start + PART]
-            columns = json_line(part.columns()).encode()
-            key = (f"{of[0]} {of[1]} {start}", hashlib.sha256(columns).hexdigest())
-            if key not in self.known:
-                scores = {
-                    k: [*map(finite_or_none, v)] for k, v in score(alone, part).warned().items()
-                }
-                self.log.append({"of": key[0], "texts": key[1], "scores": scores})
-                self.known[key] = scores
-            for name, values in self.known[key].items():
-                rows[name] += values
-        together = {name: each for name, each in components.items() if name not in alone}
-        rest = score(together, samples).warned() if together else {}
-        return {name: np.array(values, np.float64) for name, values in rows.items()} | rest
 
 
 def new_scores(run: StoredRun, reward: AnyReward) -> dict[str, Mode]:
