@@ -64,7 +64,8 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
     Generates with `generate`, or with the vLLM engine of a TRL trainer that has one, once per step
     with the same seed. On several ranks each generates its share, and rank 0 scores. A model that
     FSDP or DeepSpeed ZeRO-3 splits is gathered while it generates, which needs the memory of the
-    whole model on each rank, and under ZeRO-3 TRL.
+    whole model on each rank, and under ZeRO-3 TRL. A run that resumes with other prompts, another
+    `generations_per_prompt` or settings of `generate` says so, and rules start a new reference.
 
     Further arguments are as in `HeldOutScorer`.
 

@@ -112,7 +112,7 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
         else:
             runs.append([log])
     if len(runs) > 1 and not _VERSION.fullmatch(path.resolve().name):
-        raise _several(path, [run[-1].path for run in runs])
+        raise _several(path, [run[-1].folder for run in runs])
     return _joined(runs[-1])
 
 
