@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -71,37 +72,53 @@ def read_job(path: str | Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     return _merged(read_job(file, (*above, path.resolve())), content)
 
 
-def resolved(content: Mapping[str, Any]) -> dict[str, Any]:
+def resolved(
+    content: Mapping[str, Any], changes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return content with `${values.labels}` and the like filled in, by omegaconf.
 
-    Raises:
-        ValueError: One of them names what is not there.
+    `changes` replaces values before: dotted key → value. A name that is not there is a ValueError.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        filled: Any = OmegaConf.to_container(OmegaConf.create(dict(content)), resolve=True)
+        config = OmegaConf.create(dict(content))
+        for key, value in (changes or {}).items():
+            OmegaConf.update(config, key, value, merge=False)
+        filled: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(str(error).partition("\n")[0]) from None
     return filled
 
 
 def with_extended(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with each configuration as `read_job` returns it.
+    """Return arguments with each configuration as `read_job` returns it, and `${...}` filled in.
 
-    Options come last, since they have priority over files.
+    A name means a value of all configurations, laid over each other, or of an option. The options
+    `--values.labels` and the like are for names alone. Options come last, since they have priority.
     """
-    configs: list[str] = []
+    paths: list[str] = []
+    changes: dict[str, Any] = {}
     options: list[str] = []
     rest = iter(arguments)
     for argument in rest:
-        option, has_value, value = argument.partition("=")
-        path = (value if has_value else next(rest, None)) if option in ("--config", "-c") else None
-        if path is None:
+        option, equals, value = argument.partition("=")
+        if option in ("--config", "-c", "--trainer.default_root_dir") or option[:9] == "--values.":
+            value = value if equals else next(rest, "")
+            if option in ("--config", "-c"):
+                paths.append(value)
+                continue
+            changes[option.removeprefix("--")] = yaml.safe_load(value)
+            argument = f"{option}={value}"
+        if option[:9] != "--values.":
             options.append(argument)
-            continue
-        content = read_job(path)
+    contents = [read_job(path) for path in paths]
+    root = {**reduce(_merged, contents, {}), "own": [contents, options]}
+    contents, options = resolved(root, changes)["own"]
+    configs: list[str] = []
+    for path, content in zip(paths, contents, strict=True):
+        content.pop("values", None)
         as_written = content == read_config(path)
         configs += ["--config", path if as_written else yaml.safe_dump(content, sort_keys=False)]
     return configs + options

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -45,7 +44,8 @@ _COMMAND = "ctrlreward train"
 _DESCRIPTION = f"""Run a training job from a YAML file, such as those in
 {EXAMPLE.parent.parent}.
 
-Every key of the file is also an option; --ckpt_path last resumes the last run."""
+Every key of the file is also an option, and so is what it has under values, as YAML; --ckpt_path
+last resumes the last run."""
 
 # A folder with one of these has a run.
 _SIGNS = ("metrics.jsonl", "summary.json")
@@ -89,9 +89,7 @@ class TrainCLI(LightningCLI):
     """Lightning's command line for `Trainer.fit`, with model, data and callbacks by class path."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add `--values`, `--ckpt_path` and `--smoke`."""
-        help_ = "values that others name, each as YAML: ${values.labels} of --values.labels"
-        parser.add_argument("--values", type=dict, default={}, help=help_)
+        """Add `--ckpt_path` and `--smoke`."""
         help_ = "checkpoint to resume from; 'last' is the last one of this run"
         parser.add_argument("--ckpt_path", type=str | None, default=None, help=help_)
         help_ = "try all parts in two steps with a few texts, in a temporary folder"
@@ -99,7 +97,6 @@ class TrainCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Shrink a smoke run, and raise before building anything if a logger is missing."""
-        del self.config["values"]  # which are filled in
         if self.config.smoke:
             self.config = smoke.shrink(self.config)
         if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
@@ -127,7 +124,7 @@ def build(arguments: Sequence[str]) -> TrainCLI:
             "description": _DESCRIPTION,
             "epilog": examples_epilog([f"{_COMMAND} {EXAMPLE} --trainer.max_steps=10"]),
             "formatter_class": ExampleFormatter,
-            "parser_mode": "omegaconf+",
+            "parser_mode": "yaml",
         },
     )
 
@@ -237,7 +234,7 @@ def _user_errors() -> Iterator[None]:
     with user_errors():
         try:
             yield
-        except (MisconfigurationException, OmegaConfBaseException) as error:
+        except MisconfigurationException as error:
             raise ValueError(str(error)) from None
 
 

@@ -139,7 +139,7 @@ def test_a_mistake_exits_before_training(
     monkeypatch.setattr(pl.Trainer, "fit", lambda *_, **__: pytest.fail("it trains"))
     name, _, value = option.removeprefix("--").partition("=")
     said = fails("train", DEMO, option)
-    assert (value if "." not in name or value.startswith("$") else name.split(".")[-1]) in said
+    assert (value.strip("${}") if "." not in name or "$" in value else name.split(".")[-1]) in said
     content: Any = value
     for key in reversed(name.split(".")):
         content = {key: content}
