@@ -21,7 +21,14 @@ from ctrlreward.files import read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.held_out import FAIL_RATE, prompts_digest
-from ctrlreward.runs.logs import Log, NoLog, checkpoint_folders, noted, read_log
+from ctrlreward.runs.logs import (
+    Log,
+    NoLog,
+    SeveralRuns,
+    checkpoint_folders,
+    noted,
+    read_log,
+)
 from ctrlreward.runs.stored_texts import READ_TEXTS, StoredTexts, TextSource, note_of, read_texts
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -143,7 +150,7 @@ def _log_of(path: Path, ours: bool, theirs: Mapping[str, Mapping[int, StoredText
     except NoLog as error:
         if ours or theirs:
             return Log(TEXTS, path, [])
-        if path.is_dir():
+        if path.is_dir() and not isinstance(error, SeveralRuns):
             raise NoLog(f"{error}; nor texts: {READ_TEXTS}") from None
         raise
 

@@ -70,6 +70,10 @@ class NoLog(ValueError):
     """A folder without the log of one run, or a log without numbers; a damaged log is another."""
 
 
+class SeveralRuns(NoLog):
+    """A folder with the logs of several runs."""
+
+
 def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
     """Read the log of a run.
 
@@ -126,10 +130,10 @@ def _numbers(path: Path) -> Log:
     return log
 
 
-def _several(folder: Path, paths: Sequence[Path]) -> NoLog:
+def _several(folder: Path, paths: Sequence[Path]) -> SeveralRuns:
     names = ", ".join(str(path) for path in sorted(paths)[:5])
     more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
-    return NoLog(f"{folder} has logs of {len(paths)} runs, choose one of them: {names}{more}")
+    return SeveralRuns(f"{folder} has logs of {len(paths)} runs, choose one of them: {names}{more}")
 
 
 def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path]:
