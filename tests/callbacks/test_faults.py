@@ -63,12 +63,15 @@ def test_a_rank_ends_soon_after_the_other_has_died(fault: str, rank: int, tmp_pa
 
 # Full disks
 
+SAMPLES = "samples/score/step=000002.jsonl"
+
 
 @pytest.mark.parametrize(
     ("size", "file", "kept"),
     [
-        (100, "samples/score/step=000002.jsonl", []),
-        (1000, "kept/step=000002-v=0.250.ckpt", ["metrics.jsonl"]),
+        (100, "decisions.json", []),
+        (400, SAMPLES, ["decisions.json"]),
+        (1000, "kept/step=000002-v=0.250.ckpt", ["decisions.json", "metrics.jsonl", SAMPLES]),
     ],
 )
 def test_a_full_disk_is_named_and_the_run_goes_on_from_there(
@@ -87,7 +90,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_from_there(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert raised.value.filename == str(tmp_path / file)
     found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
-    assert sorted(found) == sorted([*kept, *(["samples/score/step=000002.jsonl"] if kept else [])])
+    assert sorted(found) == kept
     run()
     rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [2, 4]
