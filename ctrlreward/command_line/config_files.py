@@ -114,7 +114,8 @@ def with_extended(arguments: Sequence[str]) -> list[str]:
         if option[:9] != "--values.":
             options.append(argument)
     contents = [read_job(path) for path in paths]
-    root = {**reduce(_merged, contents, {}), "own": [contents, options]}
+    root: dict[str, Any] = {"own": [contents, options]}
+    root = reduce(_merged, contents, root)
     contents, options = resolved(root, changes)["own"]
     configs: list[str] = []
     for path, content in zip(paths, contents, strict=True):

@@ -56,7 +56,7 @@ def shrink(config: Namespace) -> Namespace:
         if "thresholds" in group and "classifier" in group:
             group.thresholds = _EVERY_GM
         folder = group.get("folder")
-        if not folder or "${" in folder or Path(folder).is_relative_to(tempfile.gettempdir()):
+        if not folder or Path(folder).is_relative_to(tempfile.gettempdir()):
             continue
         if group is config.model.get("init_args") or not Path(folder).expanduser().exists():
             moved[folder] = str(Path(root, "trained", *Path(folder).parts[-2:]))
