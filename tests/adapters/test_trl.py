@@ -223,7 +223,7 @@ def test_the_texts_that_trl_stores_are_a_run(train, tmp_path, chat: bool) -> Non
 
     trainer = train([letters], chat=chat, log_completions=True)
     run = read_stored_run(tmp_path)
-    assert run.source == "texts of TRL, 3 steps"
+    assert run.source == "texts"
     logged = {row["step"]: row for row in trainer.state.log_history if "reward" in row}
     for step in run.steps:
         samples, scores = scored_samples(run.texts["completions"][step.step])

@@ -113,16 +113,13 @@ def test_the_command_prints_the_study(
         by_system = {s: {m: column[s] for m, column in table.items()} for s in study.systems}
         files.append(tmp_path / f"{number}.json")
         files[-1].write_text(json.dumps(by_system))
-    main(["compare", *map(str, files), f"--output={tmp_path / 'found.json'}"])
+    main(["compare", *map(str, files), "--reproduction", f"--output={tmp_path / 'found.json'}"])
     printed = capsys.readouterr().out
     upheld = study.printed["findings_upheld"].split("/")[0]
     assert f"findings (type IV): {upheld} of {upheld} pairs of systems" in printed
-    assert f"mean of {len(study.systems)} systems" in printed
-    assert ("a metric of two systems counts as 1" in printed) == (len(study.systems) == 2)
     (found,) = json.loads((tmp_path / "found.json").read_text())["studies"].values()
     for system, values in found["systems"].items():
         assert values["correlation"]["pearson"] > 0.99, system
-        assert f" {system} " in printed
 
 
 def test_the_package_has_the_papers_figures(content: dict[str, Any]) -> None:
