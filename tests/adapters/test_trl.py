@@ -226,7 +226,7 @@ def test_the_texts_that_trl_stores_are_a_run(train, tmp_path, chat: bool) -> Non
     assert run.source == "texts"
     logged = {row["step"]: row for row in trainer.state.log_history if "reward" in row}
     for step in run.steps:
-        samples, scores = scored_samples(run.texts["completions"][step.step])
+        samples, scores = scored_samples(run.samples["completions"][step.step])
         assert np.nanmean(scores["letters"]) == pytest.approx(logged[step.step]["reward"])
         assert samples.prompts in ((*["ab"] * 4, *["cd"] * 4), (*["cd"] * 4, *["ab"] * 4))
         assert step.evidence["completions/letters"].shape == (2,)
