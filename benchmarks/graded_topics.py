@@ -1,6 +1,6 @@
 """Agreement of CTRLEval with known grades on passages about four topics.
 
-    python benchmarks/studies/graded_topics.py [--model smollm2-135m] [--dtype bfloat16]
+    python benchmarks/graded_topics.py [--model smollm2-135m] [--dtype bfloat16]
 
 `ctrlreward.models.passages` has 40 passages that we wrote, ten of each topic of the paper. Each is
 damaged by degrees, which are the grades:

@@ -1,6 +1,6 @@
 """Pooled ranking of attribute relevance over all labels, before and after calibration.
 
-    python benchmarks/studies/label_calibration.py [--texts 40]
+    python benchmarks/label_calibration.py [--texts 40]
         [--labels world sports business science] [--file generate_prior_extend.txt]
 
 Prints the AUC of all pairs of a text and a label, right against wrong, for the released outputs
