@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -58,6 +58,9 @@ _USAGE = "INPUT OUTPUT --scorers NAME [NAME ...] [options]"
 # Options that take lists of words; all others take one.
 _LISTS = {"--scorers", "--names", "--label_map"}
 
+# Rows of a file, the place of each, and their samples.
+Texts: TypeAlias = tuple[list[Row], list[str], Samples]
+
 # Options of scorers that may change when a run is resumed: they don't change the scores.
 _NOT_IDENTITY = ("device", "batch_tokens")
 
@@ -66,14 +69,15 @@ def run(arguments: list[str]) -> None:
     """Score a file, or resume an interrupted run."""
     arguments = gather_words(arguments, _LISTS)
     options = {argument.partition("=")[0].removesuffix("+") for argument in arguments}
+    texts = None
     if arguments and not options & {"-h", "--help", "--config", "--scorers.help"}:
         with user_errors():
-            _check_all_but_scorers(arguments)
+            texts = _check_all_but_scorers(arguments)
             if "--scorers" not in options:
                 raise ValueError(f"--scorers is missing. {SCORERS_HINT}")
     if options & {"--scorers", "--config", "--scorers.help"}:
         import_scorers()  # with torch, which takes seconds
-    parser = _parser({"identity"})
+    parser = _parser({"identity", "texts"})
     config = parser.parse_args(arguments)
     identity = json.loads(
         parser.dump(config, format="json"),  # functions by their paths
@@ -82,7 +86,7 @@ def run(arguments: list[str]) -> None:
     with user_errors(lambda: _log_path(Path(config.output)).exists()):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
-        score_file(**options, identity=identity)
+        score_file(**options, identity=identity, texts=texts)
 
 
 def _parser(skip: set[str | int]) -> CommandParser:
@@ -93,8 +97,8 @@ def _parser(skip: set[str | int]) -> CommandParser:
     return parser
 
 
-def _check_all_but_scorers(arguments: Sequence[str]) -> None:
-    """Raise for a wrong option, file or column before torch is imported."""
+def _check_all_but_scorers(arguments: Sequence[str]) -> Texts | None:
+    """Raise for a wrong option, file or column before torch is imported; return the local texts."""
     rest = iter(arguments)
     others = []
     for argument in rest:
@@ -107,11 +111,12 @@ def _check_all_but_scorers(arguments: Sequence[str]) -> None:
                 if name not in SCORERS:
                     hint = did_you_mean(name, SCORERS)
                     raise ValueError(f"there is no scorer {name!r}{hint}. {SCORERS_HINT}")
-    parser = _parser({"identity", "scorers"})
+    parser = _parser({"identity", "texts", "scorers"})
     options = parser.instantiate(parser.parse_args(others))
-    if "://" not in options.input:
-        columns, labels = options.columns, options.label_map
-        _texts(options.input, Path(options.output), columns, labels, options.shard, options.by)
+    if "://" in options.input:
+        return None
+    columns, labels = options.columns, options.label_map
+    return _texts(options.input, Path(options.output), columns, labels, options.shard, options.by)
 
 
 def score_file(
@@ -125,6 +130,7 @@ def score_file(
     label_map: list[str] | None = None,
     shard: str | None = None,
     identity: Any = None,
+    texts: Texts | None = None,
 ) -> None:
     """Score the texts of a file and print a summary.
 
@@ -145,9 +151,11 @@ def score_file(
             0=negative 1=positive`.
         shard: `2/4` scores the second quarter of the rows, for several processes.
         identity: Configuration of the scorers, which a resumed run must share.
+        texts: The texts, if they were read.
     """
     target = Path(output)
-    rows, places, samples = _texts(input, target, columns, label_map, shard, by)
+    texts = texts or _texts(input, target, columns, label_map, shard, by)
+    rows, places, samples = texts
     read = read_columns(columns, list(rows[0]))
     with explained_columns(list(rows[0])), rows_named(places, read):
         components = name_components(scorers, names, samples)
@@ -202,7 +210,7 @@ def _texts(
     label_map: Sequence[str] | None,
     shard: str | None,
     by: str | None,
-) -> tuple[list[Row], list[str], Samples]:
+) -> Texts:
     """Return the rows of a file, or of its shard `i/n`, the place of each, and their texts."""
     check_suffix(target)
     if target.exists() and Path(input).exists() and target.samefile(input):
