@@ -97,6 +97,7 @@ class HeldOutScorer:
         if len(self.samples) == 0:
             raise ValueError("samples is empty, must have at least one held-out prompt")
         self.prompts = self.samples.as_prompts()
+        self._digest = prompts_digest(self.prompts)
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.name = inner_path("name", name)
         self.seed = seed
@@ -107,8 +108,8 @@ class HeldOutScorer:
     @property
     def measured(self) -> dict[str, Any]:
         """What is measured: a digest of the prompts, their completions, and the settings."""
-        prompts = prompts_digest(self.prompts)
-        return {"prompts": prompts, "generations_per_prompt": self._repeats, **self.settings}
+        own = {"prompts": self._digest, "generations_per_prompt": self._repeats}
+        return own | self.settings
 
     @property
     def measure(self) -> str:
