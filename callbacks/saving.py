@@ -194,8 +194,10 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
     ) -> None:
         """Keep the logged metrics until Lightning has forgotten its own."""
         self._logged = checkpoint.get("logged_metrics", {})
+        if not self.trainable_only:
+            return
         trained = {name for name, each in pl_module.named_parameters() if each.requires_grad}
-        if self.trainable_only and (lost := trained - checkpoint["state_dict"].keys()):
+        if lost := trained - checkpoint["state_dict"].keys():
             self.refuse(f"the checkpoint lacks the trained {', '.join(sorted(lost)[:3])}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

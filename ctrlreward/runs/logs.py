@@ -97,10 +97,10 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
         raise NoLog(f"{path} has no log of a run: {FORMATS}")
     if len(paths) == 1:
         paths = _versions(paths[0])
-    if len(paths) == 1 or len({_series(each) for each in paths}) > 1:
-        if len(paths) > 1:
-            raise _several(path, paths)
+    if len(paths) == 1:
         return _numbers(paths[0])
+    if len({_series(each) for each in paths}) > 1:
+        raise _several(path, paths)
     logs = []
     for each in sorted(paths, key=_start):
         try:
