@@ -36,9 +36,8 @@ from ctrlreward.extras import import_extra
 from ctrlreward.files import hold, json_text, write_whole
 from ctrlreward.jobs import smoke
 from ctrlreward.jobs.recipes import EXAMPLE
-from ctrlreward.reward import Reward
 from ctrlreward.runs.report import write_report
-from ctrlreward.serving.description import describe
+from ctrlreward.serving.description import digest
 
 _COMMAND = "ctrlreward train"
 _DESCRIPTION = f"""Run a training job from a YAML file, such as those in
@@ -163,7 +162,7 @@ def run_job(arguments: Sequence[str]) -> None:
                 _fail(" ".join([f"{error}.", *notes]))  # a full disk
             raise
         if writes:
-            _write_report(trainer, cli.model, started)
+            _write_report(trainer, cli.config.as_dict()["model"], started)
     if "--smoke" in arguments and trainer.is_global_zero:
         print(f"smoke run: {trainer.default_root_dir}", file=sys.stderr)
 
@@ -214,14 +213,13 @@ def _write_provenance(trainer: Trainer, content: dict[str, Any]) -> None:
 
 
 def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> None:
-    """Write the run's `report.html`, and the reward's fingerprint into `provenance.json`."""
+    """Write the run's `report.html`, and its reward's digest into `provenance.json`."""
     folder = Path(trainer.default_root_dir)
     try:
-        reward = getattr(model, "reward", None)
-        if isinstance(reward, Reward):
+        reward = model.get("init_args", {}).get("reward")
+        if reward is not None:
             # Not before: the job may have trained models of the reward first.
-            fingerprint = describe(reward)["fingerprint_id"]
-            _write_provenance(trainer, {**provenance, "reward": fingerprint})
+            _write_provenance(trainer, {**provenance, "reward": digest(reward)})
         write_report(folder / "report.html", folder)
         print(f"report: {folder / 'report.html'}", file=sys.stderr)
     except Exception as error:  # the run is saved: an error in its report must not make it fail

@@ -42,6 +42,7 @@ from ctrlreward.scorers.parts import score_parts
 from ctrlreward.scorers.records import read_scored_file, write_scored_samples
 from ctrlreward.selection import RunRules
 from ctrlreward.selection.replay import ALARM_KEY, DECISIONS
+from ctrlreward.serving.description import reward_id
 
 _DESCRIPTION = """Score the stored texts of all validations with another reward or judge, and
 replay the decisions.
@@ -106,7 +107,8 @@ def run(arguments: list[str]) -> None:
         planned = replace(stored, steps=[first, *stored.steps[1:]], modes={**stored.modes, **new})
         rules = [run_rules(planned, each) for each in _selections(options, stored, new)]
         try:
-            done = rescore(stored, reward, folder, {"reward": block})
+            settings = {"reward": block, "fingerprint": reward_id(reward, block)}
+            done = rescore(stored, reward, folder, settings)
         finally:
             reward.release()
     decisions = []
@@ -133,8 +135,7 @@ def rescore(
         ValueError: The run has no texts, these lack a column that the reward needs, or the folder
             has scores of another reward.
     """
-    from ctrlreward.completion import fixed_randomness  # imports PyTorch, as the next one
-    from ctrlreward.serving.description import reward_id
+    from ctrlreward.completion import fixed_randomness  # imports PyTorch
 
     names = _names_of(run)
     texts = [
@@ -145,7 +146,6 @@ def rescore(
     ]
     for _, _, source, samples in texts:
         _check(reward, source, samples)
-    identity = {**settings, "fingerprint": reward_id(reward)}
     metrics: dict[int, dict[str, float]] = {}
     for name, step, source, samples in texts:
         path = folder / "samples" / name / f"step={step:06d}.jsonl"
@@ -154,7 +154,7 @@ def rescore(
         scorer = HeldOutScorer(reward.components, prompts, repeats, name)
         scorer.settings = {"measure": measure_of(source)}
         digest = hashlib.sha256(json_line(samples.columns()).encode()).hexdigest()[:16]
-        log = JsonLog(folder / "parts" / f"{digest}.jsonl", identity)
+        log = JsonLog(folder / "parts" / f"{digest}.jsonl", settings)
         with fixed_randomness(scorer.seed):
             result = scorer.score_samples(samples, path, score_parts(scorer.scored, samples, log))
         metrics.setdefault(step, {}).update(result.metrics)

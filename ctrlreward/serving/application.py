@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 
 from ctrlreward.arguments import positive
@@ -24,7 +25,6 @@ from ctrlreward.serving.batcher import Batcher
 from ctrlreward.serving.contract import ErrorReply, ScoreBody, ScoreReply, dumps, score_reply
 from ctrlreward.serving.description import describe
 from ctrlreward.serving.get_reward import GetReward, get_reward_route
-from ctrlreward.serving.remote_reward import RemoteReward
 from ctrlreward.serving.server_connection import check_token
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ def create_app(
     waiting: int = 4096,
     body_bytes: int = 8 * 2**20,
     get_reward: GetReward | None = None,
+    block: Mapping[str, Any] | None = None,
 ) -> FastAPI:
     """Return the application that serves a reward; its lifespan loads the models and drains.
 
@@ -62,31 +63,52 @@ def create_app(
         waiting: Most requests that wait; one more is refused (503).
         body_bytes: Longest body of a request (413).
         get_reward: Options of the route of OpenRLHF; None leaves it out.
+        block: Block of YAML that built the reward, which tells it from others; see `describe`.
     """
     positive("waiting", waiting)
     positive("body_bytes", body_bytes)
     if token is not None:
         check_token(token)
+    batcher = Batcher(reward, waiting)
+    described: dict[str, Any] = {}
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        def load_models() -> None:
+            reward.load()
+            described.update(describe(reward, block))
+
+        async def load() -> None:
+            try:
+                await batcher.load(load_models)
+            except Exception as error:
+                log.error("loading failed: %s: %s", type(error).__name__, error)
+
+        app.state.loading = asyncio.create_task(load())
+        try:
+            yield
+        finally:
+            await batcher.drain()
+
     app = FastAPI(
         title="ctrlreward",
         version=version("ctrlreward"),
         description="Rewards and scores of generated text.",
-        lifespan=_lifespan,
+        lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         responses=_ERRORS,
     )
-    batcher = Batcher(reward, waiting)
-    app.state.batcher, app.state.description = batcher, None
+    app.state.batcher = batcher
 
-    def is_authorised(sent: _Sent) -> bool:
+    async def authorise(request: Request, sent: _Sent) -> bool:
+        """Refuse a request without the token; return False for /ready."""
         credentials = sent.credentials if sent is not None else ""
-        return token is None or hmac.compare_digest(credentials.encode(), token.encode())
-
-    def authorise(authorised: bool = Depends(is_authorised)) -> None:
-        if not authorised:
+        known = token is None or hmac.compare_digest(credentials.encode(), token.encode())
+        if not known and request.url.path != "/ready":
             message = "the server needs its token: Authorization: Bearer TOKEN"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
+        return known
 
     with_token = [Depends(authorise)]
 
@@ -100,9 +122,9 @@ def create_app(
         response_model=dict[str, Any],
         openapi_extra={"security": [{}]},  # a token is optional
     )
-    async def ready(authorised: bool = Depends(is_authorised)) -> Response:
+    async def ready(authorised: bool = Depends(authorise)) -> Response:
         batcher.check_ready()
-        return _json({"status": "ready"} | (app.state.description if authorised else {}))
+        return _json({"status": "ready"} | (described if authorised else {}))
 
     @app.get(
         "/metrics",
@@ -112,7 +134,8 @@ def create_app(
         dependencies=with_token,
     )
     async def metrics() -> Response:
-        return Response(batcher.metrics.text(), media_type="text/plain; version=0.0.4")
+        content = generate_latest(batcher.metrics.registry)
+        return Response(content, media_type="text/plain; version=0.0.4")
 
     @app.post(
         "/score",
@@ -121,14 +144,15 @@ def create_app(
         dependencies=with_token,
     )
     async def score(body: ScoreBody) -> Response:
-        batch = await batcher.score(body.to_samples())
-        return _json(score_reply(batch, app.state.description["fingerprint_id"]))
+        try:
+            samples = body.to_samples()
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
+        batch = await batcher.score(samples)
+        return _json(score_reply(batch, described["fingerprint_id"]))
 
     if get_reward is not None:
         app.include_router(get_reward_route(get_reward, reward), dependencies=with_token)
-    app.add_exception_handler(HTTPException, _failed)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(RecursionError, _too_deep)
 
     @app.middleware("http")
     async def guard(
@@ -150,8 +174,28 @@ def create_app(
                 log.error("%s while serving %s", kind, request.url.path)
                 response = _json({"detail": f"the server failed: {kind}"}, 500)
         route = getattr(request.scope.get("route"), "path", "other")
-        batcher.metrics.replied(route, response.status_code)
+        batcher.metrics.requests.labels(route, str(response.status_code)).inc()
         return response
+
+    @app.exception_handler(HTTPException)
+    async def failed(request: Request, error: HTTPException) -> Response:
+        return _json({"detail": error.detail}, error.status_code, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        """Reply to an invalid body without repeating it, since it has texts."""
+        errors = error.errors()[:100]  # each sample may have the same
+        loc, kind = errors[0]["loc"], errors[0]["type"]
+        if "json" not in request.headers.get("content-type", ""):
+            return _json({"detail": "the body must have Content-Type: application/json"}, 415)
+        if kind == "json_invalid" or (loc, kind) == (("body",), "missing"):
+            return _json({"detail": "the body is not JSON"}, 400)
+        shown = [{key: item[key] for key in ("loc", "msg", "type")} for item in errors]
+        return _json({"detail": shown}, 422)
+
+    @app.exception_handler(RecursionError)
+    async def too_deep(request: Request, error: RecursionError) -> Response:
+        return _json({"detail": "the body is nested too deeply"}, 400)
 
     if token is None:
         hosts = [f"[{host}]" if ":" in host else host for host in sorted(LOOPBACK)]
@@ -159,11 +203,7 @@ def create_app(
     return app
 
 
-def served_app(
-    block: Mapping[str, Any],
-    device: str | None = None,
-    **options: Any,
-) -> FastAPI:
+def served_app(block: Mapping[str, Any], device: str | None = None, **options: Any) -> FastAPI:
     """Return the application that serves the reward of a YAML file, as `read_reward` returns it.
 
     None keeps the devices of the scorers; `options` are those of `create_app`. Raises a ValueError
@@ -171,65 +211,9 @@ def served_app(
     """
     reward = reward_of(block, device)
     if not isinstance(reward, Reward):
-        where = f", {reward.url}" if isinstance(reward, RemoteReward) else ""
-        raise ValueError(f"the file has the reward of another server{where}: serve its own file")
-    return create_app(reward, **options)
-
-
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    batcher: Batcher = app.state.batcher
-
-    def load_and_describe() -> None:
-        batcher.reward.load()
-        app.state.description = describe(batcher.reward)
-
-    async def load() -> None:
-        try:
-            await batcher.load(load_and_describe)
-        except Exception as error:
-            log.error("loading failed: %s: %s", type(error).__name__, error)
-
-    app.state.loading = asyncio.create_task(load())
-    try:
-        yield
-    finally:
-        await batcher.drain()
+        raise ValueError("the file has the reward of another server: serve that server's file")
+    return create_app(reward, block=block, **options)
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(dumps(value), status, headers, media_type="application/json")
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    detail, path = error.detail, request.url.path
-    if error.status_code in (404, 405):
-        routes = [
-            f"{m.upper()} {p}" for p, ms in request.app.openapi()["paths"].items() for m in ms
-        ]
-        detail = f"there is no {request.method} {path}, only {', '.join(routes)}"
-        if path == "/get_reward" and error.status_code == 404:
-            detail += "; with --get_reward.failed_score=-1.0 'ctrlreward serve' adds it"
-    return _json({"detail": detail}, error.status_code, error.headers)
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    """Reply to an invalid body without repeating it, since it has texts."""
-    assert isinstance(error, RequestValidationError)
-    errors = error.errors()[:100]  # each sample may have the same
-    if "json" not in request.headers.get("content-type", ""):
-        return _json({"detail": "the body must be JSON with Content-Type: application/json"}, 415)
-    loc, kind = errors[0]["loc"], errors[0]["type"]
-    if kind == "json_invalid" or (loc, kind) == (("body",), "missing"):
-        return _json({"detail": "the body is not JSON"}, 400)
-    of_score = request.url.path == "/score"
-    if of_score and (loc == ("body",) or (loc, kind) == (("body", "samples"), "missing")):
-        body = '{"samples": [{"text": "..."}]}'
-        return _json({"detail": f"the body must have a list of samples, as {body}"}, 422)
-    detail = [{key: item[key] for key in ("loc", "msg", "type")} for item in errors]
-    return _json({"detail": detail}, 422)
-
-
-async def _too_deep(request: Request, error: Exception) -> Response:
-    return _json({"detail": "the body is nested too deeply"}, 400)

@@ -14,7 +14,7 @@ from fastapi import HTTPException
 
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scores, check_columns, score
+from ctrlreward.scorers.base import score
 from ctrlreward.serving.serving_metrics import ServingMetrics
 
 State: TypeAlias = Literal["loading", "ready", "failed", "draining"]
@@ -70,14 +70,8 @@ class Batcher:
     async def score(self, samples: Samples) -> RewardBatch:
         """Return the rewards of one request; an HTTPException if it is refused or fails."""
         self.check_ready()
-        if not samples.texts:
-            return self.reward.combine(dict.fromkeys(self.reward.components, np.empty(0)), 0.0)
         if len(self.waiting) >= self.most:
             raise _refused(f"{self.most} requests are waiting")
-        try:
-            check_columns(self.reward.components, samples)
-        except ValueError as error:
-            raise _failure(error) from None
         request = _Request(samples, asyncio.get_running_loop().create_future())
         self.waiting.append(request)
         if self._runner is None or self._runner.done():
@@ -92,11 +86,19 @@ class Batcher:
         self._thread.shutdown(wait=False)
 
     async def _run(self) -> None:
+        """Score batches until nothing waits: the first request, and those that merge with it."""
         loop = asyncio.get_running_loop()
         while self.waiting:
-            self.scoring = self._take()
-            started, requests = time.perf_counter(), [request.samples for request in self.scoring]
-            results = await loop.run_in_executor(self._thread, self.score_all, requests)
+            columns, size = self.waiting[0].samples.columns().keys(), 0
+            for request in self.waiting:
+                if request.samples.columns().keys() == columns:
+                    size += len(request.samples)
+                    if self.scoring and size > _MERGED:
+                        break
+                    self.scoring.append(request)
+            self.waiting = [each for each in self.waiting if each not in self.scoring]
+            started, asked = time.perf_counter(), [each.samples for each in self.scoring]
+            results = await loop.run_in_executor(self._thread, score_requests, self.reward, asked)
             for request, result in zip(self.scoring, results, strict=True):
                 if request.result.done():  # cancelled
                     continue
@@ -104,60 +106,44 @@ class Batcher:
                     request.result.set_exception(result)
                 else:
                     request.result.set_result(result)
-                    self.metrics.scored(len(result.total), int(result.failed.sum()))
             waits = [started - request.arrived for request in self.scoring]
-            samples = sum(map(len, requests))
-            self.metrics.batch(len(requests), samples, waits, time.perf_counter() - started)
+            scored = [each for each in results if isinstance(each, RewardBatch)]
+            self.metrics.batch(scored, waits, sum(map(len, asked)), time.perf_counter() - started)
             self.scoring = []
 
-    def _take(self) -> list[_Request]:
-        """Remove the first request, and those that merge with it."""
-        columns, size = self.waiting[0].samples.columns().keys(), 0
-        taken: list[_Request] = []
-        for request in self.waiting:
-            if request.samples.columns().keys() == columns:
-                size += len(request.samples)
-                if taken and size > _MERGED:
-                    break
-                taken.append(request)
-        self.waiting = [request for request in self.waiting if request not in taken]
-        return taken
 
-    def score_all(self, requests: Sequence[Samples]) -> list[RewardBatch | HTTPException]:
-        """Return rewards or error of requests with equal columns, each as if it were alone."""
-        started = time.perf_counter()
-        try:
-            scores = self._merged_scores(requests)
-            seconds = time.perf_counter() - started
-            return [self.reward.combine(own, seconds) for own in scores]
-        except Exception as error:
-            if len(requests) == 1:
-                return [_failure(error)]
-            return [self.score_all([request])[0] for request in requests]
+def score_requests(
+    reward: Reward, requests: Sequence[Samples]
+) -> list[RewardBatch | HTTPException]:
+    """Return rewards or error of requests with equal columns, each as if it were alone.
 
-    def _merged_scores(self, requests: Sequence[Samples]) -> list[dict[str, Scores]]:
-        """Return the scores of each request, pointwise ones from one call."""
-        components = self.reward.components
-        if len(requests) == 1:
-            return [score(components, requests[0]).warned()]
-        pointwise = {name: c for name, c in components.items() if c.scorer.pointwise}
-        others = {name: c for name, c in components.items() if not c.scorer.pointwise}
-        merged = score(pointwise, Samples.concat(requests)).warned() if pointwise else {}
-        ends = np.cumsum([len(samples) for samples in requests])
-        results = []
+    Pointwise components are scored in one call. If that fails, each request is scored by itself.
+    """
+    started = time.perf_counter()
+    components = reward.components
+    alone = len(requests) == 1
+    merged = {name: c for name, c in components.items() if alone or c.scorer.pointwise}
+    others = {name: c for name, c in components.items() if name not in merged}
+    ends = np.cumsum([len(samples) for samples in requests])
+    try:
+        if not ends[-1]:
+            none = dict.fromkeys(components, np.empty(0))
+            return [reward.combine(none, 0.0) for _ in requests]
+        scores = score(merged, Samples.concat(requests)).warned() if merged else {}
+        rows = []
         for samples, end in zip(requests, ends, strict=True):
-            own = {name: values[end - len(samples) : end] for name, values in merged.items()}
-            own |= score(others, samples).warned() if others else {}
-            results.append({name: own[name] for name in components})
-        return results
+            own = {name: values[end - len(samples) : end] for name, values in scores.items()}
+            own |= score(others, samples).warned() if others and len(samples) else {}
+            rows.append({name: own.get(name, np.empty(0)) for name in components})
+        seconds = time.perf_counter() - started
+        return [reward.combine(row, seconds) for row in rows]
+    except Exception as error:
+        if not alone:
+            return [score_requests(reward, [samples])[0] for samples in requests]
+        if isinstance(error, ValueError | TypeError):  # about the samples
+            return [HTTPException(422, str(error))]
+        return [HTTPException(500, f"{type(error).__name__}: {error}")]
 
 
 def _refused(message: str) -> HTTPException:
     return HTTPException(503, message, {"Retry-After": "1"})
-
-
-def _failure(error: Exception) -> HTTPException:
-    """Return the error of a scorer: 422 if it is about the samples, else 500."""
-    if isinstance(error, ValueError | TypeError):
-        return HTTPException(422, str(error))
-    return HTTPException(500, f"{type(error).__name__}: {error}")

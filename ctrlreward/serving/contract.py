@@ -9,22 +9,15 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 from ctrlreward.reward import RewardBatch
-from ctrlreward.samples import COLUMN_OF, Samples, attribute_label, shortened
+from ctrlreward.samples import COLUMN_OF, Samples, shortened
 
 PROTOCOL = 2
 
 _INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
+_INFINITE = {value: name for name, value in _INFINITIES.items()}
 
 
 def _read_number(value: Any) -> float:
@@ -49,28 +42,6 @@ Number: TypeAlias = Annotated[
 ]
 
 
-def _one_label(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    for label in value.values():
-        if isinstance(label, bool) or not isinstance(label, str | int | None):
-            raise ValueError(
-                f"the label of an attribute must be a text, an integer or null, got "
-                f"{shortened(label)}"
-            )
-    return attribute_label(value)
-
-
-_ATTRIBUTES = {"type": "object", "additionalProperties": {"type": ["string", "integer", "null"]}}
-
-# A label, or an object with a label of each attribute.
-Label: TypeAlias = Annotated[
-    str,
-    BeforeValidator(_one_label),
-    WithJsonSchema({"anyOf": [{"type": "string"}, _ATTRIBUTES]}),
-]
-
-
 class Message(BaseModel):
     """Body or reply: an object with exactly these keys."""
 
@@ -78,26 +49,20 @@ class Message(BaseModel):
 
 
 class Sample(Message):
-    """One sample; all samples of a request have the same keys."""
+    """One sample; all samples of a request have the same keys.
+
+    `label` is a label, or an object with a label of each attribute.
+    """
 
     text: str
     prefix: str = ""
-    label: Label = ""
+    label: str | dict[str, str | int | None] = ""
     source: str = ""
     reference: str | Annotated[list[str], Field(min_length=1)] = ""
     context: str = ""
     history: str = ""
     prompt: str = ""
     group: str = ""
-
-    @field_validator("prefix")
-    @classmethod
-    def _starts_text(cls, prefix: str, info: ValidationInfo) -> str:
-        text = info.data.get("text", prefix)  # absent if it is invalid
-        if not text.startswith(prefix):
-            # A reply does not repeat a text: proxies and clients log errors.
-            raise ValueError("prefix is not the beginning of text. A text includes its prefix.")
-        return prefix
 
 
 class ScoreBody(Message):
@@ -107,19 +72,18 @@ class ScoreBody(Message):
 
     @field_validator("samples")
     @classmethod
-    def _have_the_same_keys(cls, samples: list[Sample]) -> list[Sample]:
+    def _fit_together(cls, samples: list[Sample]) -> list[Sample]:
         for i, sample in enumerate(samples):
             if sample.model_fields_set != samples[0].model_fields_set:
                 key = min(sample.model_fields_set ^ samples[0].model_fields_set)
-                has, lacks = (i, 0) if key in sample.model_fields_set else (0, i)
-                raise ValueError(
-                    f"samples[{has}] has {key!r}, but samples[{lacks}] does not. All samples must "
-                    "have the same keys."
-                )
+                raise ValueError(f"samples[0] and samples[{i}] must both have {key!r}, or none")
+            if not sample.text.startswith(sample.prefix):
+                # A reply does not repeat a text: proxies and clients log errors.
+                raise ValueError(f"samples[{i}]: prefix must be the beginning of text")
         return samples
 
     def to_samples(self) -> Samples:
-        """Return the samples."""
+        """Return the samples; an `ItemError` for attributes that no label can have."""
         keys = self.samples[0].model_fields_set if self.samples else {"text"}
         return Samples(**{COLUMN_OF[k]: [getattr(s, k) for s in self.samples] for k in keys})
 
@@ -145,12 +109,12 @@ class ScoreReply(Message):
 
     def to_batch(self, names: Sequence[str], n: int) -> RewardBatch:
         """Return the rewards of n samples, with these components in this order."""
-        if len(self.results) != n:
-            raise ValueError(f"{len(self.results)} results for {n} samples")
-        for i, result in enumerate(self.results):
-            if result.components.keys() != set(names):
-                raise ValueError(f"results[{i}] has the components {', '.join(result.components)}")
         rows = self.results
+        if len(rows) != n:
+            raise ValueError(f"{len(rows)} results for {n} samples")
+        for i, row in enumerate(rows):
+            if row.components.keys() != set(names):
+                raise ValueError(f"results[{i}] has the components {', '.join(row.components)}")
         return RewardBatch(
             np.array([row.total for row in rows], np.float64),
             {name: np.array([row.components[name] for row in rows], np.float64) for name in names},
@@ -167,22 +131,26 @@ class ErrorReply(BaseModel):
 
 def score_reply(batch: RewardBatch, fingerprint: str) -> dict[str, Any]:
     """Return the reply to `POST /score`; see `Result`."""
+    columns = {
+        name: [
+            value
+            if math.isfinite(value)
+            else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value)
+            for value in values.tolist()
+        ]
+        for name, values in batch.components.items()
+    }
     results = [
         {
-            "total": to_number(total),
-            "components": {name: to_number(v[i]) for name, v in batch.components.items()},
-            "failed": bool(batch.failed[i]),
+            "total": None if math.isnan(total) else total,
+            "components": {name: column[i] for name, column in columns.items()},
+            "failed": failed,
         }
-        for i, total in enumerate(batch.total)
+        for i, (total, failed) in enumerate(
+            zip(batch.total.tolist(), batch.failed.tolist(), strict=True)
+        )
     ]
     return {"results": results, "seconds": batch.seconds, "fingerprint": fingerprint}
-
-
-def to_number(value: float) -> float | str | None:
-    """Return a float for JSON, exactly: null for NaN, `"Infinity"`, `"-Infinity"`."""
-    if math.isfinite(value):
-        return float(value)
-    return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def dumps(value: Any) -> bytes:

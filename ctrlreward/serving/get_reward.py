@@ -18,12 +18,10 @@ from ctrlreward.adapters._conversion import (
     completions_of,
     without,
 )
+from ctrlreward.arguments import one_of
 from ctrlreward.reward import Reward, RewardBatch
-from ctrlreward.samples import MissingColumn, Samples
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import check_columns as check_present
-
-# Fields of a request in addition to the completion.
-_SOURCES = ("prompt", "label")
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class GetReward:
     Examples:
         >>> GetReward(-1.0, columns={"labels": "tone"})
         Traceback (most recent call last):
-        ValueError: columns.labels must be 'prompt' or 'label', got 'tone'...
+        ValueError: columns.labels must be one of prompt, label, got 'tone'
     """
 
     failed_score: float
@@ -54,11 +52,7 @@ class GetReward:
     def __post_init__(self) -> None:
         columns, constants = check_columns(self.columns), check_columns(self.constants)
         for name, source in columns.items():
-            if source not in _SOURCES:
-                raise ValueError(
-                    f"columns.{name} must be 'prompt' or 'label', got {source!r}. Use constants "
-                    "for one text of all samples."
-                )
+            one_of(f"columns.{name}", source, ("prompt", "label"))
             if name in constants:
                 raise ValueError(f"{name} is in columns and in constants. Leave one out.")
         tokens: Any = self.special_tokens  # a string is one token
@@ -71,25 +65,12 @@ class GetReward:
         """Raise a ValueError if the route can't serve a reward; loads no model."""
         check_pointwise(reward, "/get_reward")
         check_failed_score(reward, self.failed_score, ["failed", "total"])
-        try:
-            check_present(reward.components, self.samples([""], [""], [""]))
-        except MissingColumn as missing:
-            name = missing.column
-            raise ValueError(
-                f"{missing.reader} needs {name}. Set columns.{name} to 'label' or 'prompt', or "
-                f"constants.{name} to one text for all samples."
-            ) from None
+        check_present(reward.components, self.samples([""], [""], [""]))
 
     def samples(
         self, completions: Sequence[str], prompts: Sequence[str], labels: Sequence[Any] | None
     ) -> Samples:
         """Return the samples of n completions, without special tokens in the completions."""
-        labelled = [name for name, source in (self.columns or {}).items() if source == "label"]
-        if labelled and labels is None:
-            raise ValueError(
-                f"columns maps {', '.join(labelled)} to 'label', but the request has no labels. "
-                "Add a label to each sample of the trainer's dataset."
-            )
         plain = [without(self.special_tokens, completion) for completion in completions]
         table: Mapping[str, Sequence[Any]] = {} if labels is None else {"label": labels}
         samples = build_samples(plain, prompts, table, self.columns or {})
@@ -120,8 +101,7 @@ def get_reward_route(options: GetReward, reward: Reward) -> APIRouter:
             samples = options.samples(completions, body.prompts, body.labels)
         except (TypeError, ValueError) as error:
             raise HTTPException(422, str(error)) from None
-        batch = await request.app.state.batcher.score(samples)
-        values = finite_values(batch, options.failed_score)
+        values = finite_values(await request.app.state.batcher.score(samples), options.failed_score)
         totals = values.pop("total")
         return {"rewards": totals, "scores": totals, "extra_logs": values}
 

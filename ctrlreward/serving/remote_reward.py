@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from ctrlreward.arguments import kind_of
 from ctrlreward.placement import Worker
-from ctrlreward.reward import AnyReward, Reward, RewardBatch
+from ctrlreward.reward import AnyReward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, check_columns
-from ctrlreward.serving.description import describe
+from ctrlreward.serving.description import digest
 from ctrlreward.serving.server_connection import ServerConnection
 
 
@@ -26,16 +29,16 @@ class RemoteReward(AnyReward):
     Args:
         url: Address of the server: `"http://127.0.0.1:8700"`.
         token: Bearer token of the server; None takes `$CTRLREWARD_TOKEN`, if set.
-        expect: Reward that the server must have: a `Reward`, or a description as `GET /ready`
-            returns it, of which only its entries are compared: `{"weights": {"relevance": 1.0}}`.
-            None accepts any.
+        expect: Reward that the server must have: the YAML file that it serves, the
+            `fingerprint_id` of `GET /ready`, or other entries of that description:
+            `{"weights": {"relevance": 1.0}}`. None accepts any.
         timeout: Seconds to wait for one reply.
         patience: Seconds to repeat a request, and to wait for a server that starts later. None: 120
             to repeat a request, and 3 to reach a server that never replied.
 
     Raises:
         ValueError: The URL is not one of HTTP, or a number is not positive.
-        TypeError: `expect` is of another type.
+        OSError: The file does not exist.
         ServerLost: At the first use or later: the server does not answer. A `ConnectionError`.
         OtherReward: Likewise: the server has another reward, than expected or before.
 
@@ -49,11 +52,15 @@ class RemoteReward(AnyReward):
         self,
         url: str,
         token: str | None = None,
-        expect: dict[str, Any] | AnyReward | None = None,
+        expect: dict[str, Any] | str | PathLike[str] | None = None,
         timeout: float = 600.0,
         patience: float | None = None,
     ) -> None:
-        self._connection = ServerConnection(url, token, timeout, patience, _expected(expect))
+        if isinstance(expect, str | PathLike):
+            expect = {"fingerprint_id": _fingerprint(str(expect))}
+        elif not isinstance(expect, Mapping | None):
+            raise TypeError(f"expect must be a file, a digest or a mapping, got {kind_of(expect)}")
+        self._connection = ServerConnection(url, token, timeout, patience, expect)
         self._scorers: dict[tuple[bool, bool], RemoteScorer] = {}
         self._worker = Worker()
 
@@ -104,9 +111,8 @@ class RemoteReward(AnyReward):
 
     def _score(self, samples: Samples) -> RewardBatch:
         """Return the rewards that the server computed; `seconds` is the duration of its scoring."""
-        components = self.components
-        check_columns(components, samples)
-        names = [*components, *self.derived]
+        check_columns(self.components, samples)
+        names = [*self.components, *self.derived]
         return self._connection.score(samples).to_batch(names, len(samples))
 
 
@@ -153,12 +159,10 @@ class RemoteScorer(Scorer):
         self.connection.close()
 
 
-def _expected(expect: Mapping[str, Any] | AnyReward | None) -> Mapping[str, Any] | None:
-    """Return the description of an expected reward."""
-    if isinstance(expect, RemoteReward):
-        return expect.description
-    if isinstance(expect, Reward):
-        return describe(expect)
-    if expect is not None and not isinstance(expect, Mapping):
-        raise TypeError(f"expect must be a Reward or a description of one, got {kind_of(expect)}")
-    return expect
+def _fingerprint(expected: str) -> str:
+    """Return the digest that is given, or that of a YAML file."""
+    if re.fullmatch("[0-9a-f]{64}", expected):
+        return expected
+    from ctrlreward.command_line.config_files import read_reward
+
+    return digest(read_reward(Path(expected)))

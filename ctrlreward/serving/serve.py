@@ -135,8 +135,6 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int, waiting: int) -> b
     """Serve until the process is asked to end; return False if the models can't be loaded."""
     import uvicorn
 
-    from ctrlreward.serving.server_connection import url_of
-
     config = uvicorn.Config(
         app,
         lifespan="on",
@@ -155,7 +153,8 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int, waiting: int) -> b
         nonlocal loaded
         while not server.started:
             await asyncio.sleep(0.01)
-        print(f"serving on {url_of(*listener.getsockname()[:2])}", flush=True)
+        host, port = listener.getsockname()[:2]
+        print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
         await app.state.loading
         loaded = batcher.state != "failed"
         if loaded:

@@ -6,10 +6,8 @@ import json
 import logging
 import os
 import re
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,7 +33,6 @@ _CONNECT = 10  # seconds to open one
 _PATIENCE = 120.0
 _UNREACHED = 3.0
 _BACKOFF = tenacity.wait_exponential(multiplier=0.1, max=10)
-_SHOWN = 12  # differences in an error
 
 
 class ServerLost(ConnectionError):
@@ -51,7 +48,7 @@ class ServerError(RuntimeError):
 
 
 class _Transient(Exception):
-    """An attempt that may be repeated, after the seconds requested by the server, if any."""
+    """An attempt that may be repeated, after the seconds that the server asks for, if any."""
 
     def __init__(self, reason: str, wait: float = 0.0, reached: bool = True) -> None:
         super().__init__(reason)
@@ -76,9 +73,6 @@ class ServerConnection:
         for name, seconds in (("timeout", timeout), ("patience", patience)):
             positive(name, seconds)
         self.url = check_address(url, "http://127.0.0.1:8700", "url")
-        place, _, route = self.url.rpartition("/")
-        if route in ("score", "get_reward", "ready", "health", "metrics"):
-            raise ValueError(f"url must be the server's address, {place}, without /{route}")
         self.token = token
         self.timeout = timeout
         self.patience = patience
@@ -100,15 +94,18 @@ class ServerConnection:
         found = self._send("GET", "/ready")
         if found == {"status": "ready"}:
             raise ServerError(f"the reward server {self.url} needs its token")
-        if not isinstance(found, dict) or found.get("protocol") != PROTOCOL:
-            spoken = found.get("protocol") if isinstance(found, dict) else None
+        spoken = found.get("protocol") if isinstance(found, dict) else None
+        if spoken != PROTOCOL:
             raise ServerError(
                 f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}. Install the same "
                 "version of ctrlreward on both sides."
             )
         for expected, relation in ((self.expect, "expected"), (self._description, "connected to")):
             if expected is not None and (lines := differences(expected, found)):
-                raise OtherReward(_unlike(self.url, relation, lines))
+                listed = "\n  ".join(lines)
+                raise OtherReward(
+                    f"the reward at {self.url} is not the one {relation}:\n  {listed}"
+                )
         self._description = found
         return found
 
@@ -119,8 +116,9 @@ class ServerConnection:
         reply = ScoreReply.model_validate(self._send("POST", "/score", body))
         if reply.fingerprint != expected:
             self.connect()  # raises with the difference
-            line = f"fingerprint_id: found {reply.fingerprint}"
-            raise OtherReward(_unlike(self.url, "connected to", [line]))
+            raise OtherReward(
+                f"a reply of {self.url} is of the reward {reply.fingerprint}, not of {expected}"
+            )
         return reply
 
     def close(self) -> None:
@@ -150,12 +148,22 @@ class ServerConnection:
 
     def _send(self, method: str, path: str, content: bytes | None = None) -> Any:
         """Return the value of a reply; repeat while it is transient, until patience ends."""
+
+        def pause(state: tenacity.RetryCallState) -> float:
+            return _error_of(state).wait or _BACKOFF(state)
+
+        def ends(state: tenacity.RetryCallState) -> bool:
+            unreached = not _error_of(state).reached and self._description is None
+            patience = self.patience or (_UNREACHED if unreached else _PATIENCE)
+            return tenacity.stop_before_delay(patience)(state)
+
+        def tell(state: tenacity.RetryCallState) -> None:
+            if state.attempt_number == 1:
+                log.warning("waiting for %s: %s", self.url, _error_of(state))
+
+        transient = tenacity.retry_if_exception_type(_Transient)
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_Transient),
-            wait=_pause,
-            stop=lambda state: tenacity.stop_before_delay(self._patience_for(state))(state),
-            before_sleep=self._tell,
-            reraise=True,
+            retry=transient, wait=pause, stop=ends, before_sleep=tell, reraise=True
         )
         try:
             return retrying(self._attempt, method, path, content)
@@ -164,14 +172,6 @@ class ServerConnection:
                 f"the reward server {self.url} was lost: {error}. Start it with `ctrlreward serve "
                 "reward.yaml`, correct the URL, or set a longer patience."
             ) from error
-
-    def _patience_for(self, state: tenacity.RetryCallState) -> float:
-        unreached = not _error_of(state).reached and self._description is None
-        return self.patience or (_UNREACHED if unreached else _PATIENCE)
-
-    def _tell(self, state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1:
-            log.warning("waiting for %s: %s", self.url, _error_of(state))
 
     def _attempt(self, method: str, path: str, content: bytes | None) -> Any:
         headers = {"Content-Type": "application/json"} if content is not None else None
@@ -186,33 +186,30 @@ class ServerConnection:
             ) from error
         except httpx2.RequestError as error:
             raise _Transient(f"{type(error).__name__}: {error}", reached=False) from error
-        detail = _detail(response)
-        # An error without our `detail` is a proxy's, such as Ray Serve's, whose server has ended.
-        lost = (404, 500, 502, 504) if self._description else (500, 502, 504)
-        message = detail or f"{response.status_code} {response.reason_phrase}"
-        if response.status_code == 503 or (response.status_code in lost and detail is None):
-            raise _Transient(message, retry_after(response) or 0.0)
-        if response.status_code == 422:
-            raise ValueError(message)
-        if not response.is_success:
-            status = f"{method} {path}: {response.status_code}"
-            raise ServerError(f"the reward server {self.url}, {status}, {message}")
         try:
-            return json.loads(response.content)
-        except (ValueError, RecursionError) as error:
-            raise ServerError(
-                f"{self.url} is not a reward server: malformed JSON ({error})"
-            ) from None
-
-
-def retry_after(response: httpx2.Response) -> float | None:
-    """Return the seconds of the header Retry-After, a number or a date; None without either."""
-    header = response.headers.get("Retry-After", "")
-    with suppress(ValueError):
-        return max(0.0, float(header))
-    with suppress(ValueError, OverflowError):
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    return None
+            value = json.loads(response.content)
+        except (ValueError, RecursionError):
+            value = None
+        if response.is_success and value is not None:
+            return value
+        # An error without our `detail`, a string or a list with `msg`, is a proxy's, such as Ray
+        # Serve's, whose server has ended.
+        detail = value.get("detail") if isinstance(value, dict) else None
+        if isinstance(detail, list):
+            detail = "; ".join(str(item.get("msg")) for item in detail if isinstance(item, dict))
+        status = response.status_code
+        message = detail or f"{status} {response.reason_phrase}"
+        lost = (404, 500, 502, 504) if self._description else (500, 502, 504)
+        if status == 503 or (status in lost and detail is None):
+            wait = 0.0
+            with suppress(ValueError):
+                wait = max(0.0, float(response.headers.get("Retry-After", "")))
+            raise _Transient(message, wait)
+        if status == 422:
+            raise ValueError(message)
+        if response.is_success:
+            message = "its reply is not JSON"
+        raise ServerError(f"the reward server {self.url}, {method} {path}: {status}, {message}")
 
 
 def check_token(token: str) -> None:
@@ -222,32 +219,6 @@ def check_token(token: str) -> None:
 
 
 def _error_of(state: tenacity.RetryCallState) -> _Transient:
-    assert state.outcome is not None
-    error = state.outcome.exception()
+    error = state.outcome.exception() if state.outcome is not None else None
     assert isinstance(error, _Transient)
     return error
-
-
-def _pause(state: tenacity.RetryCallState) -> float:
-    """Return the seconds before the next attempt: as the server asks, or growing."""
-    return _error_of(state).wait or _BACKOFF(state)
-
-
-def _detail(response: httpx2.Response) -> str | None:
-    """Return the `detail` of our errors, a string or a list with `msg`; None for others'."""
-    try:
-        detail = json.loads(response.content)["detail"]
-        return detail if isinstance(detail, str) else "; ".join(item["msg"] for item in detail)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def _unlike(url: str, relation: str, lines: list[str]) -> str:
-    more = [f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    listed = "\n".join(f"  {line}" for line in (*lines[:_SHOWN], *more))
-    return f"the reward at {url} is not the one {relation}:\n{listed}"
-
-
-def url_of(host: str, port: int) -> str:
-    """Return the URL of a server."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -64,7 +64,7 @@ LABELLED = GetReward(-9.0, {"labels": "label"})
     [
         (OPTIONS, {"query": ["ab"], "prompts": ["b"]}, "does not start with"),
         (OPTIONS, {"query": ["ab"], "prompts": []}, "prompts has 0 items"),
-        (LABELLED, {"query": ["a"], "prompts": [""]}, "has no labels. Add a label"),
+        (LABELLED, {"query": ["a"], "prompts": [""]}, "label"),
         (LABELLED, {"query": ["a"], "prompts": [""], "labels": [None]}, "labels[0] = None is a No"),
     ],
 )

@@ -103,11 +103,13 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 @pytest.fixture
-def live_server() -> Iterator[Callable[..., LiveServer]]:
-    """A function that serves a reward; all servers end with the test."""
+def serve_app() -> Iterator[Callable[..., LiveServer]]:
+    """A function that serves an application; all servers end with the test."""
     with ExitStack() as servers:
+        yield lambda app, wait=True: servers.enter_context(running(app, wait))
 
-        def start(reward: Reward, wait: bool = True, **options: Any) -> LiveServer:
-            return servers.enter_context(running(create_app(reward, **options), wait))
 
-        yield start
+@pytest.fixture
+def live_server(serve_app: Callable[..., LiveServer]) -> Callable[..., LiveServer]:
+    """A function that serves a reward."""
+    return lambda reward, wait=True, **options: serve_app(create_app(reward, **options), wait)

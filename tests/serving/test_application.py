@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctrlreward import Accuracy, LexiconSentiment, RemoteReward, Reward, Samples
+from ctrlreward import Accuracy, LexiconSentiment, Reward, Samples
 from ctrlreward.samples import records_of
 from ctrlreward.scorers.base import Scores
 from ctrlreward.serving.description import describe
@@ -115,18 +115,14 @@ def test_a_token_is_needed_where_there_is_one(live_server: Start, reward: Reward
     assert client.get("/health").status_code == 200
 
 
-def test_a_request_of_another_form_is_told_the_form(live_server: Start, reward: Reward) -> None:
+def test_requests_of_another_form(live_server: Start, reward: Reward) -> None:
     client = live_server(reward).client
     for body in ({"texts": ["soup"]}, ["soup"]):
-        reply = client.post("/score", json=body)
-        assert (reply.status_code, "samples" in reply.json()["detail"]) == (422, True)
+        assert client.post("/score", json=body).status_code == 422
     content, plain = json.dumps({"samples": records_of(SAMPLES)}), {"Content-Type": "text/plain"}
     assert client.post("/score", content=content, headers=plain).status_code == 415
     for method, path, status in (("GET", "/score", 405), ("GET", "/get_reward", 404)):
-        reply = client.request(method, path)
-        assert (reply.status_code, "POST /score" in reply.json()["detail"]) == (status, True)
-    with pytest.raises(ValueError, match="url"):
-        RemoteReward("http://127.0.0.1:8700/score")
+        assert client.request(method, path).status_code == status
     evil = {"Host": "evil.example"}
     assert client.post("/score", json={"samples": []}, headers=evil).status_code == 400
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -20,8 +21,10 @@ from fakes import Letters
 
 from ctrlreward import MeanMinusDeviation, Reward, RewardBatch, Samples
 from ctrlreward.adapters import openrlhf, trl
+from ctrlreward.command_line.config_files import read_reward
 from ctrlreward.runs.rescoring_job import total_of
 from ctrlreward.samples import MissingColumn
+from ctrlreward.serving.application import served_app
 from ctrlreward.serving.description import describe
 from ctrlreward.serving.remote_reward import RemoteReward
 from ctrlreward.serving.server_connection import OtherReward, ServerError, ServerLost
@@ -133,21 +136,28 @@ def test_adapters_take_one(served: RemoteReward, live_server: Callable[..., Any]
     letters.release()
 
 
-def test_what_is_expected_is_compared(
-    live_server: Callable[..., Any], reward: Reward, letters: Letters
-) -> None:
-    url = live_server(reward).url
-    weights = {"weights": {"letters": 0.3, "length": 0.1}}
-    for expect in (describe(reward), reward, weights):
-        remote = RemoteReward(url, expect=expect)
-        remote.load()
+FILE = """
+components: {letters: {scorer: fakes.Letters, score: letters, weight: %s}}
+"""
+
+
+def test_what_is_expected_is_compared(serve_app: Callable[..., Any], tmp_path: Path) -> None:
+    """The file that is served, its digest, or entries of the description."""
+    file, other = tmp_path / "reward.yaml", tmp_path / "other.yaml"
+    file.write_text(FILE % 0.3)
+    other.write_text(FILE % 0.4)
+    url = serve_app(served_app(read_reward(file))).url
+    described = RemoteReward(url).description
+    weights = {"weights": {"letters": 0.3}}
+    for expect in (file, str(file), described["fingerprint_id"], described, weights):
+        RemoteReward(url, expect=expect).load()
+    for wrong in (other, "f" * 64, {"weights": {"letters": 0.4}}):
+        remote = RemoteReward(url, expect=wrong)
+        with pytest.raises(OtherReward, match=f"{url}.*\n.*(weights.letters|fingerprint_id)"):
+            remote(SAMPLES)
         remote.release()
-    other = Reward({"letters": (letters["letters"], 0.4), "length": (letters["length"], 0.1)})
-    remote = RemoteReward(url, expect=other)
-    with pytest.raises(OtherReward, match=r"weights\.letters") as raised:
-        remote(SAMPLES)
-    assert url in str(raised.value)
-    remote.release()
+    with pytest.raises(OSError, match="none"):
+        RemoteReward(url, expect=tmp_path / "none.yaml")
 
 
 def test_a_token(
@@ -233,13 +243,15 @@ FULL: Reply = (503, {"Retry-After": "7"}, {"detail": "full"})
 def test_a_full_server_is_asked_again_after_what_it_says(
     scripted: Scripted, pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    date = (503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, {"detail": "full"})
-    far = (503, {"Retry-After": f"{date[1]['Retry-After'][:-3]}+{'9' * 20}"}, {"detail": "full"})
-    scripted.script = [FULL, date, far, (503, {"Retry-After": "0.5"}, b"<html>")]
+    scripted.script = [
+        FULL,
+        (503, {"Retry-After": "soon"}, {"detail": "full"}),
+        (503, {"Retry-After": "0.5"}, b"<html>"),
+    ]
     batch = RemoteReward(scripted.url)(["soup"], labels="o")
     assert batch.total.tolist() == [1.0]
     assert batch.seconds == 0.5
-    assert pauses == pytest.approx([7.0, 0.2, 0.4, 0.5])
+    assert pauses == pytest.approx([7.0, 0.2, 0.5])
     assert caplog.messages == [f"waiting for {scripted.url}: full"]
 
 
@@ -367,7 +379,7 @@ def test_conditions_and_ensembles_are_those_of_the_server(
     live_server: Callable[..., Any], letters: Letters, build: Callable[[Letters], Reward]
 ) -> None:
     here = build(letters)
-    remote = RemoteReward(live_server(here).url, expect=here)
+    remote = RemoteReward(live_server(here).url, expect=describe(here))
     samples = Samples(["soup", "", "tea", "foo"], labels=["o"] * 4)
     assert_equal(remote(samples), here(samples))
     assert remote.derived == here.derived
@@ -376,5 +388,5 @@ def test_conditions_and_ensembles_are_those_of_the_server(
     assert totals is None or totals.tolist()[2:] == here(samples).total.tolist()[2:]
     plain = Reward({"letters": letters["letters"], "length": letters["length"]})
     with pytest.raises(OtherReward, match=r"given|aggregate"):
-        RemoteReward(remote.url, expect=plain)(samples)
+        RemoteReward(remote.url, expect=describe(plain))(samples)
     remote.release()
