@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from importlib.metadata import version
 
@@ -53,9 +54,24 @@ USAGE = "\n".join(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command."""
+    """Run a command; dashes in the names of its options count as underscores."""
+    command, *options = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if command == "help" and options:
+        command, options = options[0], ["--help"]
+    name = command.replace("_", "-")
     try:
-        _run(sys.argv[1:] if arguments is None else arguments)
+        if name in COMMANDS:
+            module = importlib.import_module(f"ctrlreward.{COMMANDS[name][0]}")
+            module.run([re.sub("^--[^=]*", _underscored, option) for option in options])
+        elif name in ("help", "-h", "--help"):
+            print(USAGE)
+        elif name == "--version":
+            print(f"ctrlreward {version('ctrlreward')}")
+        else:
+            hint = did_you_mean(name, COMMANDS, str)
+            error = f"\n\nerror: No such command: {command!r}{hint}" if command else ""
+            print(f"{USAGE}{error}", file=sys.stderr)
+            raise SystemExit(2)
         print(end="", flush=True)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -65,31 +81,5 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(141) from None  # as a shell's: 128 + SIGPIPE
 
 
-def _run(arguments: list[str]) -> None:
-    if not arguments:
-        print(USAGE, file=sys.stderr)
-        raise SystemExit(2)
-    given, *options = arguments
-    command = given.replace("_", "-")
-    if given == "help" and options:
-        _run([*options, "--help"])
-    elif given in ("-h", "--help", "help"):
-        print(USAGE)
-    elif given == "--version":
-        print(f"ctrlreward {version('ctrlreward')}")
-    elif command in COMMANDS:
-        options = [_underscored(option) for option in options]
-        module = importlib.import_module(f"ctrlreward.{COMMANDS[command][0]}")
-        module.run(options)
-    else:
-        hint = did_you_mean(command, COMMANDS, str)
-        print(f"{USAGE}\n\nerror: No such command: {given!r}{hint}", file=sys.stderr)
-        raise SystemExit(2)
-
-
-def _underscored(argument: str) -> str:
-    """Replace dashes in an option's name by underscores, and keep its value."""
-    option, equals, value = argument.partition("=")
-    if not option.startswith("--"):
-        return argument
-    return "--" + option[2:].replace("-", "_") + equals + value
+def _underscored(option: re.Match[str]) -> str:
+    return "--" + option[0][2:].replace("-", "_")

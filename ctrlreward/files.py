@@ -34,14 +34,9 @@ def check_writable(path: Path) -> None:
         raise ValueError(f"{path} is a folder, must be a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _beside(path, "unfinished")
-    _new(unfinished).close()
+    unfinished.unlink(missing_ok=True)
+    unfinished.touch(exist_ok=False)
     unfinished.unlink()
-
-
-def _new(path: Path) -> BinaryIO:
-    """Open a new file to write; what was there, such as a link, is removed and not followed."""
-    path.unlink(missing_ok=True)
-    return open(path, "xb")
 
 
 @contextmanager
@@ -50,8 +45,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     unfinished = _beside(path, "unfinished")
     with _named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.unlink(missing_ok=True)  # a link is not followed
         try:
-            with _new(unfinished) as file:
+            with open(unfinished, "xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -245,8 +241,14 @@ class JsonLog:
         with _named(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b") as file:
-                _drop_incomplete_line(file)
-                if self.identity is not None and file.tell() == 0:
+                end = file.seek(0, os.SEEK_END)
+                if end:
+                    file.seek(end - 1)
+                    if file.read(1) != b"\n":  # half a line of a killed process
+                        file.seek(0)
+                        end = file.read().rfind(b"\n") + 1
+                        file.truncate(end)
+                if self.identity is not None and end == 0:
                     file.write(json_line(self.identity).encode())
                 file.write(json_line(record).encode())
                 file.flush()
@@ -323,17 +325,6 @@ def hold(lock: Path, what: object, advice: str, temporary: bool = False) -> Iter
             if temporary:
                 with suppress(OSError):  # some systems can't delete an open file
                     lock.unlink()
-
-
-def _drop_incomplete_line(file: BinaryIO) -> None:
-    """Truncate a file to its last line end, and seek there."""
-    end = file.seek(0, os.SEEK_END)
-    if end:
-        file.seek(end - 1)
-        if file.read(1) != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-    file.seek(0, os.SEEK_END)
 
 
 # A disk or a quota is full, a file is too large for its disk, or a disk is read only.

@@ -11,7 +11,7 @@ from peft import LoraConfig
 from ctrlreward.extras import import_extra
 from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.sources import resolve
-from ctrlreward.tables.row_streams import Row, read_rows
+from ctrlreward.tables.rows import Row, read_rows
 
 
 def read_pairs(path: Path) -> list[Row]:

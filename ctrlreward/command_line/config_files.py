@@ -1,20 +1,17 @@
-"""YAML files of training jobs and of rewards, and the files that they extend.
-
-This module imports neither PyTorch nor Lightning, so that a file that is absent is reported at
-once.
-"""
+"""YAML files of training jobs and of rewards, and the files that they extend; needs no torch."""
 
 from __future__ import annotations
 
 import os
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ctrlreward import scorers
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.files import ShallowLoader
 
 # Mappings whose options a file may set in part; other mappings are values.
@@ -23,9 +20,6 @@ _GROUPS = (
     *("objective", "generation", "optimizer", "lora"),
 )
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
-
-# Keys of a component in the short form; others are options of its scorer.
-COMPONENT_KEYS = ("scorer", "score", "weight", "options")
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -40,15 +34,15 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise OSError(f"No such file: {path}")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), ShallowLoader)
-        classes = [block for block in _mappings(content) if "class_path" in block]
+        mappings = [value for value in nested(content) if isinstance(value, dict)]
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply, or contains itself by an alias") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a YAML mapping")
-    for block in classes:  # with another key, the parser would ignore the class
-        if others := block.keys() - _OF_CLASSES:
+    for block in mappings:  # with another key, the parser would ignore the class
+        if "class_path" in block and (others := block.keys() - _OF_CLASSES):
             raise ValueError(f"{path}: {min(others)} is not a key next to class_path")
     return content
 
@@ -60,7 +54,11 @@ def read_job(path: str | Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     the file that names it leads there. `above` are the files that extend this one.
     """
     path = Path(path)
-    content = _with_configs(read_config(path), path.parent)
+    content = read_config(path)
+    for block in nested(content):
+        name = block.get("config") if isinstance(block, dict) else None
+        if isinstance(name, str) and (path.parent / name).is_file():
+            block["config"] = os.path.normpath(path.parent / name)
     base = content.pop("extends", None)
     if base is None:
         return content
@@ -70,6 +68,26 @@ def read_job(path: str | Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"{path} extends {file}, which does not exist")
     return _merged(read_job(file, (*above, path.resolve())), content)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of two files of which the second extends the first.
+
+    Arguments of one class and options of one group are merged, `callbacks+` appends to
+    `callbacks`, and other values are replaced, as by the parser of a job.
+    """
+    result = dict(below)
+    for key, new in above.items():
+        old = result.get(key)
+        if key.endswith("+"):
+            result[key[:-1]] = [*(result.get(key[:-1]) or ()), *new]
+            continue
+        result[key] = new
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            same_class = new.get("class_path", old.get("class_path")) == old.get("class_path")
+            if same_class and (key in _GROUPS or "class_path" in old):
+                result[key] = _merged(old, new)
+    return result
 
 
 def resolved(
@@ -104,18 +122,19 @@ def with_extended(arguments: Sequence[str]) -> list[str]:
     rest = iter(arguments)
     for argument in rest:
         option, equals, value = argument.partition("=")
-        if option in ("--config", "-c", "--trainer.default_root_dir") or option[:9] == "--values.":
+        is_config, is_value = option in ("--config", "-c"), option.startswith("--values.")
+        if is_config or is_value or option == "--trainer.default_root_dir":
             value = value if equals else next(rest, "")
-            if option in ("--config", "-c"):
-                paths.append(value)
-                continue
-            changes[option.removeprefix("--")] = yaml.safe_load(value)
             argument = f"{option}={value}"
-        if option[:9] != "--values.":
+        if is_config:
+            paths.append(value)
+            continue
+        if is_value or option == "--trainer.default_root_dir":
+            changes[option.removeprefix("--")] = yaml.safe_load(value)
+        if not is_value:
             options.append(argument)
     contents = [read_job(path) for path in paths]
-    root: dict[str, Any] = {"own": [contents, options]}
-    root = reduce(_merged, contents, root)
+    root = reduce(_merged, contents, {"own": [contents, options]})
     contents, options = resolved(root, changes)["own"]
     configs: list[str] = []
     for path, content in zip(paths, contents, strict=True):
@@ -129,6 +148,9 @@ def read_reward(path: Path) -> dict[str, Any]:
     """Return the reward block of a YAML file, by `class_path` or `components`.
 
     A training job's block is the reward of its model, or of the files that it extends.
+
+    Raises:
+        ValueError: There is none, or it names a scorer that does not exist.
     """
     content = resolved(read_job(path))
     # A recipe's own class_path is its model.
@@ -137,73 +159,24 @@ def read_reward(path: Path) -> dict[str, Any]:
         for key in keys:
             block = block.get(key) if isinstance(block, Mapping) else None
         if isinstance(block, Mapping) and {"class_path", "components"} & block.keys():
-            return dict(block)
-    raise ValueError(
-        f"{path} has no reward, must have components, or class_path and init_args, at the top, "
-        "under 'reward:' or under 'model: init_args: reward:'"
-    )
+            break
+    else:
+        raise ValueError(
+            f"{path} has no reward, must have components, or class_path and init_args, at the top, "
+            "under 'reward:' or under 'model: init_args: reward:'"
+        )
+    for each in nested(block):
+        name = each.get("scorer") if isinstance(each, Mapping) else None
+        if isinstance(name, str) and "." not in name and name not in dir(scorers):
+            hint = did_you_mean(name, dir(scorers))
+            raise ValueError(f"{path}: there is no scorer {name!r}{hint}")
+    return dict(block)
 
 
-def with_strings(value: Any, changed: Callable[[str], str]) -> Any:
-    """Return a copy of nested dictionaries, namespaces and lists with each string changed."""
-    if isinstance(value, str):
-        return changed(value)
-    if isinstance(value, list):
-        return [with_strings(inner, changed) for inner in value]
+def nested(value: Any) -> Iterator[Any]:
+    """Yield a value, and all values inside its mappings and lists."""
+    yield value
     if isinstance(value, dict):
-        return {key: with_strings(inner, changed) for key, inner in value.items()}
-    if isinstance(value, Namespace):
-        return type(value)(**with_strings(vars(value), changed))
-    return value
-
-
-def strings(value: Any) -> Iterator[str]:
-    """Yield the strings among the values of nested dictionaries and lists."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from strings(inner)
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of two files of which the second extends the first.
-
-    Arguments of one class and options of one group are merged, `callbacks+` appends to
-    `callbacks`, and other values are replaced, as by the parser of a job.
-    """
-    result = dict(below)
-    for key, new in above.items():
-        old = result.get(key)
-        if key.endswith("+"):
-            result[key[:-1]] = [*(result.get(key[:-1]) or ()), *new]
-            continue
-        result[key] = new
-        if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
-            continue
-        same_class = new.get("class_path", old.get("class_path")) == old.get("class_path")
-        if same_class and (key in _GROUPS or "class_path" in old):
-            result[key] = _merged(old, new)
-    return result
-
-
-def _with_configs(value: Any, folder: Path) -> Any:
-    """Return a copy of a value in which each `config` that is a file in the folder leads there."""
-    if isinstance(value, list):
-        return [_with_configs(inner, folder) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    copied = {key: _with_configs(inner, folder) for key, inner in value.items()}
-    name = copied.get("config")
-    if isinstance(name, str) and (folder / name).is_file():
-        copied["config"] = os.path.normpath(folder / name)
-    return copied
-
-
-def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield a mapping and all nested ones."""
-    if isinstance(value, dict):
-        yield value
         value = list(value.values())
     for inner in value if isinstance(value, list) else ():
-        yield from _mappings(inner)
+        yield from nested(inner)

@@ -1,18 +1,36 @@
-"""Parser of the commands: short usage, and examples in the help."""
+"""Parser of the commands: short usage, examples in the help, lists of words, names of scorers.
+
+Importing this imports no torch.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 from ctrlreward import scorers
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.terminal import examples_epilog
 from ctrlreward.files import ShallowLoader
+
+# Words with these suffixes are never items of a list option: `--scorers CTRLEval in.jsonl out.csv`.
+_FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
+
+# Names that `ctrlreward.scorers` has beside its scorers.
+_BASES = {"Component", "ComponentLike", "CompositeScorer", "ModelOptions", "ModelScorer"}
+_BASES |= {"Criterion", "Rubric", "Scored", "Scorer", "ScoreSpec", "Task"}
+SCORERS = sorted({*dir(scorers)} - _BASES)
+SCORERS_HINT = f"""The scorers are {", ".join(SCORERS[:7])},
+{", ".join(SCORERS[7:])}, or the import path of a class.
+The options of a scorer follow its name, and --scorers.help NAME lists them."""
 
 _load = get_loader("yaml")
 
@@ -33,10 +51,25 @@ def _load_checked(text: str) -> Any:
 set_loader("yaml", _load_checked, (yaml.YAMLError,))
 
 
-def import_scorers() -> None:
-    """Import all scorers, which the parser takes by their short names from then on."""
+def import_scorers(arguments: Sequence[str] | None = None) -> None:
+    """Import scorers, which the parser takes by their short names from then on.
+
+    Those that some arguments name, or without arguments, or with a file of options, all of them.
+
+    Raises:
+        ValueError: The list `--scorers=["CTRLEval"]` names one that does not exist.
+    """
+    for argument in arguments or ():
+        if re.match(r"--scorers\+?=\[", argument) and "{" not in argument:
+            for name in re.findall(r'"(\w+)"', argument):
+                if name not in SCORERS:
+                    hint = did_you_mean(name, SCORERS)
+                    raise ValueError(f"there is no scorer {name!r}{hint}. {SCORERS_HINT}")
+    words = {word for argument in arguments or () for word in re.findall(r"\w+", argument)}
+    some = arguments is not None and not words & {"config", "help"}
     for name in dir(scorers):
-        getattr(scorers, name)
+        if name in words or not some:
+            getattr(scorers, name)
 
 
 class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -48,12 +81,6 @@ class CommandParser(ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
-
-    def add(self, name: str, help_: str, *others: str, **options: Any) -> None:
-        """Add an option, by default one of text that may be absent."""
-        if "action" not in options:
-            options = {"type": str | None, "default": None, **options}
-        self.add_argument(name, *others, help=help_, **options)
 
 
 def command_parser(
@@ -67,3 +94,33 @@ def command_parser(
         epilog=examples_epilog(examples),
         formatter_class=ExampleFormatter,
     )
+
+
+def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
+    """Write list options in the format of the parser: `--names=["a", "b"]`.
+
+    An option's words end at the next option or at the name of a table (`texts.jsonl`). Commas
+    also separate words. An option that is repeated adds to its list. A value in brackets or
+    braces and `null` are not changed. An option of a scorer is joined to its value.
+    """
+    gathered: list[str] = []
+    seen: set[str] = set()
+    rest = deque(arguments)
+    while rest:
+        argument = rest.popleft()
+        option, equals, value = argument.partition("=")
+        words = [value] if equals else []
+        if option in lists and not equals:
+            while rest and rest[0][:1] != "-" and Path(rest[0]).suffix not in _FILES:
+                words.append(rest.popleft())
+        if option.startswith("--scorers.") and not equals and rest:
+            gathered.append(f"{option}={rest.popleft()}")
+        elif option not in lists:
+            gathered.append(argument)
+        elif words and (words[0][:1] in tuple("[{") or words[0] == "null"):
+            gathered += [f"{option}={words[0]}", *words[1:]]
+        else:
+            items = [item for word in words for item in word.split(",") if item]
+            gathered.append(f"{option}{'+' if option in seen else ''}={json.dumps(items)}")
+        seen.add(option.removesuffix("+"))
+    return gathered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ from typing import Any
 from jsonargparse import ArgumentError
 
 from ctrlreward.aggregates import Aggregate
-from ctrlreward.command_line.config_files import COMPONENT_KEYS, read_reward
+from ctrlreward.command_line.config_files import read_reward
 from ctrlreward.command_line.parser import CommandParser, import_scorers
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Component, Scorer
+
+# Keys of a component in the short form; others are options of its scorer.
+_COMPONENT_KEYS = ("scorer", "score", "weight", "options")
 
 
 def load_reward(given: str, device: str | None = None) -> AnyReward:
@@ -30,26 +33,21 @@ def load_reward(given: str, device: str | None = None) -> AnyReward:
     place, colon, name = given.rpartition(":")
     if not colon:
         raise ValueError(f"must be a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION, got {given!r}")
-    function = _function(place, name)
-    return function if isinstance(function, AnyReward) else Reward({name: function})
-
-
-def _function(place: str, name: str) -> Callable[..., Any] | AnyReward:
-    if place.endswith(".py"):
-        if not Path(place).is_file():
-            raise OSError(f"No such file: {place}")
+    if not place.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
+        module = importlib.import_module(place)
+    elif not Path(place).is_file():
+        raise OSError(f"No such file: {place}")
+    else:
         spec = importlib.util.spec_from_file_location(Path(place).stem, place)
         assert spec, place
         assert spec.loader
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
-        module = importlib.import_module(place)
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise ValueError(f"{place} has no function {name!r}")
-    return found
+    return function if isinstance(function, AnyReward) else Reward({name: function})
 
 
 def build_reward(path: Path, device: str | None = None) -> AnyReward:
@@ -62,20 +60,19 @@ def build_reward(path: Path, device: str | None = None) -> AnyReward:
 
 
 def reward_of(block: Mapping[str, Any], device: str | None = None) -> AnyReward:
-    """Return the reward of a block; see `served_app`."""
+    """Return the reward of a block of `read_reward`, on a device if any."""
     if block.get("class_path") in ("ctrlreward.Reward", "ctrlreward.reward.Reward"):
         block = block.get("init_args") or {}
     if "class_path" in block:
         reward = _parsed("reward", AnyReward, block)
     else:
-        components = block.get("components")
+        options = dict(block)
+        components = options.pop("components", None)
         if not isinstance(components, Mapping):
             raise ValueError("components must be a mapping of names to scorers")
-        components = {name: _component(name, each) for name, each in components.items()}
-        options = {key: value for key, value in block.items() if key != "components"}
         if isinstance(options.get("aggregate"), Mapping):
             options["aggregate"] = _parsed("aggregate", Aggregate, options["aggregate"])
-        reward = Reward(components, **options)
+        reward = Reward({name: _component(name, c) for name, c in components.items()}, **options)
     if device is not None and isinstance(reward, Reward):
         for component in reward.components.values():
             component.scorer.to(device)
@@ -109,7 +106,7 @@ def _component(name: str, block: Any) -> Any:
         )
     if "class_path" in block:
         return _parsed(name, Scorer | Component, block)  # type: ignore[arg-type]
-    options = {key: value for key, value in block.items() if key not in COMPONENT_KEYS}
+    options = {key: value for key, value in block.items() if key not in _COMPONENT_KEYS}
     options |= block.get("options") or {}
     path = block["scorer"] if "." in block["scorer"] else f"ctrlreward.scorers.{block['scorer']}"
     component = _parsed(name, Scorer, {"class_path": path, "init_args": options})

@@ -1,4 +1,4 @@
-"""Terminal output that all commands share: examples, one-line errors, plain text, directions.
+"""Terminal output that all commands share: examples, one-line errors, plain text, tables.
 
 This module does not import PyTorch, so that a mistake is reported at once.
 """
@@ -28,12 +28,10 @@ ABOUT_BITSANDBYTES: Mapping[str, tuple[str, ...]] = {
 
 def hide_messages(messages: Mapping[str, tuple[str, ...]]) -> None:
     """Hide log messages by their beginnings: logger → beginnings."""
-
-    def is_news(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(messages[record.name])
-
-    for name in messages:
-        logging.getLogger(name).addFilter(is_news)
+    for name, beginnings in messages.items():
+        logging.getLogger(name).addFilter(
+            lambda record, beginnings=beginnings: not record.getMessage().startswith(beginnings)
+        )
 
 
 def examples_epilog(examples: Sequence[str]) -> str:
@@ -94,9 +92,9 @@ class _PlainConsole(Console):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
-def plain_console(width: int | None = None, stderr: bool = False) -> Console:
+def plain_console(width: int | None = None) -> Console:
     """Return a console that prints names such as `acc[train]` and `x:a:` without markup."""
-    return _PlainConsole(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
+    return _PlainConsole(width=width, markup=False, emoji=False, highlight=False)
 
 
 def number_table(names: Sequence[str], numbers: Sequence[str], **options: Any) -> Table:

@@ -10,7 +10,7 @@ from ctrlreward.extras import import_extra
 from ctrlreward.scorers import Scorer
 from ctrlreward.scorers.base import score
 from ctrlreward.scorers.components import name_components
-from ctrlreward.tables.table_columns import Columns, explained_columns, to_samples
+from ctrlreward.tables.columns import Columns, explained_columns, to_samples
 
 
 def score_dataset(

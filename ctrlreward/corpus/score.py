@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctrlreward.arguments import did_you_mean
-from ctrlreward.command_line.parser import CommandParser, command_parser, import_scorers
+from ctrlreward.command_line.parser import (
+    SCORERS_HINT,
+    CommandParser,
+    command_parser,
+    gather_words,
+    import_scorers,
+)
 from ctrlreward.command_line.terminal import (
     direction_arrow,
     number_table,
     plain_console,
     user_errors,
 )
-from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT, gather_words, pairs
 from ctrlreward.failures import rows_named
-from ctrlreward.files import JsonLog, hold, write_whole
+from ctrlreward.files import hold, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.scorers.components import name_components
-from ctrlreward.scorers.parts import score_parts
-from ctrlreward.tables.row_streams import Row, check_suffix, parse_table, read_placed, read_rows
-from ctrlreward.tables.table_columns import (
+from ctrlreward.scorers.parts import samples_log, score_parts
+from ctrlreward.tables.columns import (
     Columns,
     explained_columns,
     read_columns,
     require_column,
     to_samples,
 )
-from ctrlreward.tables.table_writing import encode_rows
+from ctrlreward.tables.rows import (
+    Row,
+    check_suffix,
+    encode_rows,
+    parse_table,
+    read_placed,
+    read_rows,
+)
 
 _DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file.
 
@@ -58,35 +66,46 @@ _USAGE = "INPUT OUTPUT --scorers NAME [NAME ...] [options]"
 # Options that take lists of words; all others take one.
 _LISTS = {"--scorers", "--names", "--label_map"}
 
-# Rows of a file, the place of each, and their samples.
-Texts: TypeAlias = tuple[list[Row], list[str], Samples]
-
 # Options of scorers that may change when a run is resumed: they don't change the scores.
 _NOT_IDENTITY = ("device", "batch_tokens")
+
+
+class Table(NamedTuple):
+    """Rows of a file, the place of each in it, and their texts."""
+
+    rows: list[Row]
+    places: list[str]
+    samples: Samples
 
 
 def run(arguments: list[str]) -> None:
     """Score a file, or resume an interrupted run."""
     arguments = gather_words(arguments, _LISTS)
-    options = {argument.partition("=")[0].removesuffix("+") for argument in arguments}
-    texts = None
-    if arguments and not options & {"-h", "--help", "--config", "--scorers.help"}:
-        with user_errors():
-            texts = _check_all_but_scorers(arguments)
-            if "--scorers" not in options:
+    named = {argument.partition("=")[0].removesuffix("+") for argument in arguments}
+    table = None
+    with user_errors():
+        if arguments and not named & {"-h", "--help", "--config", "--scorers.help"}:
+            # What is wrong in options, file and columns is said before torch is imported.
+            parser = _parser({"identity", "table", "scorers"})
+            others = [each for each in arguments if not each.startswith("--scorers")]
+            options = parser.instantiate(parser.parse_args(others)).as_dict()
+            options.pop("config")
+            if "://" not in options["input"]:
+                table = read_table(**options)
+            if "--scorers" not in named:
                 raise ValueError(f"--scorers is missing. {SCORERS_HINT}")
-    if options & {"--scorers", "--config", "--scorers.help"}:
-        import_scorers()  # with torch, which takes seconds
-    parser = _parser({"identity", "texts"})
+        if named & {"--scorers", "--config", "--scorers.help"}:
+            import_scorers(arguments)
+    parser = _parser({"identity", "table"})
     config = parser.parse_args(arguments)
     identity = json.loads(
         parser.dump(config, format="json"),  # functions by their paths
         object_pairs_hook=lambda pairs: {k: v for k, v in pairs if k not in _NOT_IDENTITY},
     )["scorers"]
-    with user_errors(lambda: _log_path(Path(config.output)).exists()):
+    with user_errors(lambda: Path(f"{config.output}.partial.jsonl").exists()):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
-        score_file(**options, identity=identity, texts=texts)
+        score_file(**options, identity=identity, table=table)
 
 
 def _parser(skip: set[str | int]) -> CommandParser:
@@ -97,8 +116,7 @@ def _parser(skip: set[str | int]) -> CommandParser:
     return parser
 
 
-def _check_all_but_scorers(arguments: Sequence[str]) -> Texts | None:
-    """Raise for a wrong option, file or column before torch is imported; return the local texts."""
+def _without_scorers(arguments: Sequence[str]) -> list[str]:
     rest = iter(arguments)
     others = []
     for argument in rest:
@@ -106,17 +124,7 @@ def _check_all_but_scorers(arguments: Sequence[str]) -> Texts | None:
             others.append(argument)
         elif "=" not in argument:
             next(rest, None)  # its value
-        elif "{" not in argument and re.match(r"--scorers\+?=", argument):
-            for name in re.findall(r'"(\w+)"', argument):
-                if name not in SCORERS:
-                    hint = did_you_mean(name, SCORERS)
-                    raise ValueError(f"there is no scorer {name!r}{hint}. {SCORERS_HINT}")
-    parser = _parser({"identity", "texts", "scorers"})
-    options = parser.instantiate(parser.parse_args(others))
-    if "://" in options.input:
-        return None
-    columns, labels = options.columns, options.label_map
-    return _texts(options.input, Path(options.output), columns, labels, options.shard, options.by)
+    return others
 
 
 def score_file(
@@ -130,7 +138,7 @@ def score_file(
     label_map: list[str] | None = None,
     shard: str | None = None,
     identity: Any = None,
-    texts: Texts | None = None,
+    table: Table | None = None,
 ) -> None:
     """Score the texts of a file and print a summary.
 
@@ -151,13 +159,15 @@ def score_file(
             0=negative 1=positive`.
         shard: `2/4` scores the second quarter of the rows, for several processes.
         identity: Configuration of the scorers, which a resumed run must share.
-        texts: The texts, if they were read.
+        table: The texts, if they were read.
     """
     target = Path(output)
-    texts = texts or _texts(input, target, columns, label_map, shard, by)
-    rows, places, samples = texts
-    read = read_columns(columns, list(rows[0]))
-    with explained_columns(list(rows[0])), rows_named(places, read):
+    rows, places, samples = table or read_table(
+        input, output, columns=columns, label_map=label_map, shard=shard, by=by
+    )
+    present = list(rows[0])
+    read = read_columns(columns, present)
+    with explained_columns(present), rows_named(places, read):
         components = name_components(scorers, names, samples)
         check_samples(components, samples)
     if clashing := [name for name in components if any(name in row for row in rows)]:
@@ -168,21 +178,21 @@ def score_file(
     compared = [name for name, c in components.items() if not c.scorer.pointwise]
     if shard and compared:
         raise ValueError(f"{', '.join(compared)} needs all rows, not a shard of them")
-    systems = [str(row.get(by)) for row in rows] if by else [""] * len(rows)
     if target.suffix == ".parquet":
         encode_rows(target.suffix, rows, {})  # raises, before anything is scored
-    scored = components | _read_by_corpora(components)
-    settings = {
-        "version": version("ctrlreward"),  # another one may score differently
-        "sha256 of the rows": hashlib.sha256(repr(rows).encode(errors="replace")).hexdigest(),
-        "columns": asdict(columns),
-        "label_map": label_map,
-        "scorers": [identity, list(scored)],
-    }
-    log = JsonLog(_log_path(target), settings)
+    # What scores of a corpus read beside the scores.
+    scored = dict(components)
+    for component in components.values():
+        for name in component.scorer.corpus_columns:
+            if Component(component.scorer, name) not in scored.values():
+                scored[f"corpus/{len(scored)}/{name}"] = Component(component.scorer, name)
+    path = Path(f"{output}.partial.jsonl")
+    settings = {"columns": asdict(columns), "label_map": label_map, "scorers": identity}
+    log = samples_log(path, scored, rows, settings)
     lock = target.with_name(f".{target.name}.lock")
+    systems = [str(row.get(by)) for row in rows] if by else [""] * len(rows)
     with hold(lock, output, "Wait for it, or use another output.", temporary=True):
-        if target.exists() and not log.path.exists():
+        if target.exists() and not path.exists():
             _require_complete(target, rows, list(components))
             print(f"{output} is already complete. Delete it to score {input} again.")
             return
@@ -190,56 +200,43 @@ def score_file(
             print(_joined_line(read, samples))
         with rows_named(places, read):
             scores = score_parts(scored, samples, log, places, systems)
-        write_whole(
-            target, encode_rows(target.suffix, rows, {name: scores[name] for name in components})
-        )
-        log.path.unlink(missing_ok=True)
+        added = {name: scores[name] for name in components}
+        write_whole(target, encode_rows(target.suffix, rows, added))
+        path.unlink(missing_ok=True)
     _print_summary(components, scored, scores, np.array(systems))
     if by:
         print(f"Which is better: ctrlreward compare {output} --by {by}")
 
 
-def _log_path(target: Path) -> Path:
-    return target.with_name(f"{target.name}.partial.jsonl")
-
-
-def _texts(
+def read_table(
     input: str,
-    target: Path,
+    output: str,
+    *,
     columns: Columns,
     label_map: Sequence[str] | None,
     shard: str | None,
     by: str | None,
-) -> Texts:
-    """Return the rows of a file, or of its shard `i/n`, the place of each, and their texts."""
+    names: Sequence[str] | None = None,
+) -> Table:
+    """Return the table of a file, or of its shard `i/n`; the options are those of `score_file`."""
+    target = Path(output)
     check_suffix(target)
     if target.exists() and Path(input).exists() and target.samefile(input):
         raise ValueError(f"{target} is the input. Choose another file for the scores.")
-    rows, places = read_placed(input)
     match = re.fullmatch(r"(\d+)/(\d+)", shard or "1/1")
     i, n = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= i <= n <= len(rows):
-        raise ValueError(
-            f"shard must be from 1/n to n/n, such as 2/4, with n up to the number of rows, "
-            f"{len(rows)}, got {shard!r}"
-        )
+    if not 1 <= i <= n:
+        raise ValueError(f"shard must be from 1/n to n/n, such as 2/4, got {shard!r}")
+    rows, places = read_placed(input, (i, n))
     if by:
         require_column(rows, by)
-    part = slice(len(rows) * (i - 1) // n, len(rows) * i // n)
-    labels = pairs("label_map", "OLD=NEW, such as 0=negative", label_map) or None
-    samples = to_samples(rows[part], columns, places[part], label_map=labels)
-    return rows[part], places[part], samples
-
-
-def _read_by_corpora(components: Mapping[str, Component]) -> dict[str, Component]:
-    """Return what the scorers' scores of a corpus read beside the scores, by other names."""
-    read = [Component(c.scorer, n) for c in components.values() for n in c.scorer.corpus_columns]
-    known = set(components.values())
-    return {
-        f"corpus/{i}/{each.name}": each
-        for i, each in enumerate(dict.fromkeys(read))
-        if each not in known
-    }
+    labels = {}
+    for pair in label_map or ():
+        old, equals, new = pair.partition("=")
+        if not (old and equals and new):
+            raise ValueError(f"label_map must be OLD=NEW, such as 0=negative, got {pair!r}")
+        labels[old] = new
+    return Table(rows, places, to_samples(rows, columns, places, labels or None))
 
 
 def _joined_line(read: Mapping[str, str], samples: Samples) -> str:
@@ -278,21 +275,20 @@ def _print_summary(
     lines = []
     for name, component in components.items():
         own = {n: c.name for n, c in scored.items() if c.scorer is component.scorer}
+        label = f"{name} {direction_arrow(component.spec)}"
         for system in dict.fromkeys(systems.tolist()):
-            rows = systems == system
-            values = scores[name][rows]
-            corpus = component.scorer.corpus_of({c: scores[n][rows] for n, c in own.items()})
-            figures = [f"{v:.4f}" for v in (valid_mean(values), corpus.get(component.name, np.nan))]
-            failed = int(np.isnan(values).sum())
-            label = f"{name} {direction_arrow(component.spec)}"
-            lines.append([label, system, *figures, str(len(values)), str(failed)])
+            values = scores[name][systems == system]
+            read = {column: scores[n][systems == system] for n, column in own.items()}
+            of_corpus = component.scorer.corpus_of(read).get(component.name, np.nan)
+            means = [f"{v:.4f}".replace("nan", "–") for v in (valid_mean(values), of_corpus)]
+            failed = str(int(np.isnan(values).sum()))
+            lines.append([label, system, *means, str(len(values)), failed])
     headings = ["score", "system", "mean", "corpus", "rows", "failed"]
-    shown = [
-        i for i in range(6) if i in (0, 2, 4, 5) or any(r[i] not in ("", "nan") for r in lines)
-    ]
-    table = number_table(
-        [headings[i] for i in shown if i < 2], [headings[i] for i in shown if i > 1]
-    )
+    # A file of one system has no names of systems, and few scores have one of the corpus.
+    hidden = [i for i, empty in ((1, ""), (3, "–")) if all(line[i] == empty for line in lines)]
+    names = [heading for i, heading in enumerate(headings[:2]) if i not in hidden]
+    numbers = [heading for i, heading in enumerate(headings) if i > 1 and i not in hidden]
+    table = number_table(names, numbers)
     for line in lines:
-        table.add_row(*(line[i].replace("nan", "–") if i > 1 else line[i] for i in shown))
+        table.add_row(*(cell for i, cell in enumerate(line) if i not in hidden))
     plain_console().print("Means (↑ higher is better, ↓ lower is better)", table)

@@ -140,23 +140,6 @@ def two_sided_p_value(differences: npt.ArrayLike) -> float:
     return min(1.0, 2 * min(sign_flip_p_value(sums), sign_flip_p_value(-sums)))
 
 
-def holm_p_values(p_values: npt.ArrayLike) -> list[float]:
-    """Return p-values of n tests that hold for all of them together (Holm 1979), shape (n,).
-
-    NaN, of no test, stays and does not count.
-
-    Examples:
-        >>> holm_p_values([0.01, 0.04, 0.03])
-        [0.03, 0.06, 0.06]
-    """
-    given = np.asarray(p_values, dtype=np.float64)
-    order = [i for i in np.argsort(given) if not np.isnan(given[i])]
-    factors = np.arange(len(order), 0, -1)
-    adjusted = given.copy()
-    adjusted[order] = np.minimum(1, np.maximum.accumulate(given[order] * factors))
-    return [float(value) for value in adjusted]
-
-
 def paired_difference(
     scores: npt.ArrayLike, *, minus: npt.ArrayLike, level: float = 0.05
 ) -> PairedDifference:

@@ -11,7 +11,7 @@ import yaml
 
 from ctrlreward import configs
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.command_line.config_files import read_config, read_job, strings
+from ctrlreward.command_line.config_files import nested, read_config, read_job
 from ctrlreward.command_line.terminal import plain_parser, user_errors
 from ctrlreward.files import write_whole
 
@@ -113,7 +113,7 @@ def copy_recipe(name: str, folder: Path) -> None:
     first = recipe_file(name).resolve()
     files = [first]
     for file in files:  # grows
-        named = list(strings(read_config(file)))
+        named = [value for value in nested(read_config(file)) if isinstance(value, str)]
         named += [f"../{other}" for other in _SHIPPED.findall(file.read_text(encoding="utf-8"))]
         for other in (file.parent / each for each in named if each.endswith(".yaml")):
             if other.is_file() and other.resolve() not in files:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-
-from ctrlreward.command_line.config_files import with_strings
 
 _TRAINER = {
     **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), 2),
@@ -62,7 +60,7 @@ def shrink(config: Namespace) -> Namespace:
             moved[folder] = str(Path(root, "trained", *Path(folder).parts[-2:]))
             if "config" in group and "arguments" in group:
                 group.arguments = [*group.arguments, "--smoke"]
-    return with_strings(config, lambda text: moved.get(text, text))
+    return _with_strings(config, lambda text: moved.get(text, text))
 
 
 def _groups(value: Any) -> Iterator[Namespace]:
@@ -73,3 +71,16 @@ def _groups(value: Any) -> Iterator[Namespace]:
     for each in value.values() if isinstance(value, dict) else value:
         if isinstance(each, Namespace | dict | list | tuple):
             yield from _groups(each)
+
+
+def _with_strings(value: Any, changed: Callable[[str], str]) -> Any:
+    """Return a copy of nested dictionaries, namespaces and lists with each string changed."""
+    if isinstance(value, str):
+        return changed(value)
+    if isinstance(value, list):
+        return [_with_strings(inner, changed) for inner in value]
+    if isinstance(value, dict):
+        return {key: _with_strings(inner, changed) for key, inner in value.items()}
+    if isinstance(value, Namespace):
+        return Namespace(**_with_strings(vars(value), changed))
+    return value

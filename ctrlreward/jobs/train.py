@@ -6,22 +6,32 @@ import sys
 from pathlib import Path
 
 from ctrlreward.command_line.config_files import with_extended
+from ctrlreward.command_line.terminal import plain_parser
 from ctrlreward.jobs.recipes import EXAMPLE, recipe_files
+
+COMMAND = "ctrlreward train"
+DESCRIPTION = f"""Run a training job from a YAML file, such as those in
+{EXAMPLE.parent.parent}.
+
+Every key of the file is also an option, and so is what it has under values, as YAML; --ckpt_path
+last resumes the last run. 'ctrlreward train CONFIG --help' lists the options of a file's classes
+and of Lightning's Trainer."""
+EXAMPLES = [f"{COMMAND} {EXAMPLE} --trainer.max_steps=10"]
+SMOKE = "try all parts in two steps with a few texts, in a temporary folder"
+CKPT_PATH = "checkpoint to resume from; 'last' is the last one of this run"
 
 
 def run(arguments: list[str]) -> None:
-    """Run a training job."""
-    arguments = _checked(arguments)
-    from ctrlreward.jobs.training_job import run_job
-
-    run_job(arguments)
-
-
-def _checked(arguments: list[str]) -> list[str]:
-    """Return the arguments with `--config`; a file that is absent exits with status 2."""
+    """Run a training job; a help without a file, and a file that is absent, need no PyTorch."""
+    if arguments in (["--help"], ["-h"]):
+        parser = plain_parser(COMMAND, DESCRIPTION, EXAMPLES)
+        parser.add_argument("config", metavar="CONFIG", nargs="+", help="YAML files")
+        parser.add_argument("--smoke", action="store_true", help=SMOKE)
+        parser.add_argument("--ckpt_path", help=CKPT_PATH)
+        parser.parse_args(arguments)
     try:
         if not arguments:
-            raise ValueError(f"the configuration is missing: ctrlreward train {EXAMPLE}")
+            raise ValueError(f"the configuration is missing: {COMMAND} {EXAMPLE}")
         if not arguments[0].startswith("-"):
             arguments = ["--config", *arguments]
         with_extended(arguments)  # before PyTorch is imported, which takes many times as long
@@ -31,4 +41,6 @@ def _checked(arguments: list[str]) -> list[str]:
         copy = f" (ctrlreward recipes copy {name} FOLDER)" if is_recipe else ""
         print(f"error: {error}{copy}", file=sys.stderr)
         raise SystemExit(2) from None
-    return arguments
+    from ctrlreward.jobs.training_job import run_job
+
+    run_job(arguments)

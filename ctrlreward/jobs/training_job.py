@@ -35,16 +35,9 @@ from ctrlreward.command_line.terminal import (
 from ctrlreward.extras import import_extra
 from ctrlreward.files import hold, json_text, write_whole
 from ctrlreward.jobs import smoke
-from ctrlreward.jobs.recipes import EXAMPLE
+from ctrlreward.jobs.train import CKPT_PATH, COMMAND, DESCRIPTION, EXAMPLES, SMOKE
 from ctrlreward.runs.report import write_report
 from ctrlreward.serving.description import digest
-
-_COMMAND = "ctrlreward train"
-_DESCRIPTION = f"""Run a training job from a YAML file, such as those in
-{EXAMPLE.parent.parent}.
-
-Every key of the file is also an option, and so is what it has under values, as YAML; --ckpt_path
-last resumes the last run."""
 
 # A folder with one of these has a run.
 _SIGNS = ("metrics.jsonl", "summary.json")
@@ -89,10 +82,8 @@ class TrainCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `--ckpt_path` and `--smoke`."""
-        help_ = "checkpoint to resume from; 'last' is the last one of this run"
-        parser.add_argument("--ckpt_path", type=str | None, default=None, help=help_)
-        help_ = "try all parts in two steps with a few texts, in a temporary folder"
-        parser.add_argument("--smoke", action="store_true", help=help_)
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help=CKPT_PATH)
+        parser.add_argument("--smoke", action="store_true", help=SMOKE)
 
     def before_instantiate_classes(self) -> None:
         """Shrink a smoke run, and raise before building anything if a logger is missing."""
@@ -118,10 +109,10 @@ def build(arguments: Sequence[str]) -> TrainCLI:
         save_config_kwargs={"overwrite": True},
         parser_class=TrainParser,
         parser_kwargs={
-            "prog": _COMMAND,
-            "usage": f"{_COMMAND} CONFIG [--smoke] [--ckpt_path last] [options]",
-            "description": _DESCRIPTION,
-            "epilog": examples_epilog([f"{_COMMAND} {EXAMPLE} --trainer.max_steps=10"]),
+            "prog": COMMAND,
+            "usage": f"{COMMAND} CONFIG [--smoke] [--ckpt_path last] [options]",
+            "description": DESCRIPTION,
+            "epilog": examples_epilog(EXAMPLES),
             "formatter_class": ExampleFormatter,
             "parser_mode": "yaml",
         },
@@ -201,7 +192,7 @@ def _provenance(arguments: Sequence[str]) -> dict[str, Any]:
     if torch.cuda.is_available():
         hardware["gpu"] = torch.cuda.get_device_name()
     return {
-        "command": f"{_COMMAND} {shlex.join(arguments)}",
+        "command": f"{COMMAND} {shlex.join(arguments)}",
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
         "hardware": hardware,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Lock, RLock
@@ -34,13 +35,13 @@ def locked(model: object) -> Iterator[None]:
 
     The thread that holds it may enter again. Lightning computes rewards under training's autocast.
     """
-    import torch
-
+    torch = sys.modules.get("torch")  # without it, nothing computes under autocast
     with _locks_lock:
         lock = _locks.setdefault(id(model), RLock())
-    device = torch.accelerator.current_accelerator(check_available=True)
     with lock, ExitStack() as contexts:
-        for kind in {"cpu", "cpu" if device is None else device.type}:
-            if torch.is_autocast_enabled(kind):
-                contexts.enter_context(torch.autocast(kind, enabled=False))
+        if torch is not None:
+            device = torch.accelerator.current_accelerator(check_available=True)
+            for kind in {"cpu", "cpu" if device is None else device.type}:
+                if torch.is_autocast_enabled(kind):
+                    contexts.enter_context(torch.autocast(kind, enabled=False))
         yield

@@ -21,14 +21,14 @@ from ctrlreward.scorers import Scorer
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.components import name_components
 from ctrlreward.scorers.parts import samples_log, score_parts
-from ctrlreward.tables.row_streams import Row, read_placed
-from ctrlreward.tables.table_columns import (
+from ctrlreward.tables.columns import (
     Columns,
     explained_columns,
     number_column,
     require_column,
     to_samples,
 )
+from ctrlreward.tables.rows import Row, read_placed
 
 ALL = "all"  # pairs, in place of the name of a subset
 

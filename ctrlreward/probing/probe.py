@@ -29,8 +29,8 @@ from ctrlreward.probing.examination import (
 from ctrlreward.reward import AnyReward
 from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.tables.row_streams import read_placed
-from ctrlreward.tables.table_columns import Columns, to_samples
+from ctrlreward.tables.columns import Columns, to_samples
+from ctrlreward.tables.rows import read_placed
 
 _USAGE = "REWARD [--texts FILE] [options]"
 
@@ -167,14 +167,15 @@ def _signed(value: float) -> str:
 
 def _parser() -> CommandParser:
     parser = command_parser("ctrlreward probe", _USAGE, _DESCRIPTION, _EXAMPLES)
-    parser.add_argument("reward", metavar="REWARD", type=str, help="the reward")
-    parser.add("--texts", "JSONL, CSV or Parquet file of good texts, with the columns that the "
-               "reward reads. Default: 40 built-in passages with a prefix each")  # fmt: skip
-    parser.add("--labels", "labels of the built-in texts, in turn", nargs="+", type=str)
-    parser.add("--count", "number of texts to read", type=int, default=64)
-    parser.add("--held_out", "reward or judge, as REWARD, of the best of n completions of each "
-               "prompt")  # fmt: skip
-    parser.add("--device", "device of all scorers, such as cuda:1")
-    parser.add("--json", "print all as JSON", action="store_true")
+    add = parser.add_argument
+    add("reward", metavar="REWARD", type=str, help="the reward")
+    add("--texts", type=str | None, help="file of good texts, with the columns that the reward "
+        "reads. Default: 40 built-in passages with a prefix each")  # fmt: skip
+    add("--labels", nargs="+", type=str, help="labels of the built-in texts, in turn")
+    add("--count", type=int, default=64, help="number of texts to read")
+    add("--held_out", type=str | None, help="reward or judge, as REWARD, of the best of n "
+        "completions of each prompt")  # fmt: skip
+    add("--device", type=str | None, help="device of all scorers, such as cuda:1")
+    add("--json", action="store_true", help="print all as JSON")
     parser.add_class_arguments(Columns, "columns")
     return parser

@@ -18,7 +18,8 @@ from ctrlreward.arguments import kind_of
 from ctrlreward.extras import import_extra
 from ctrlreward.files import parse_json, read_json
 from ctrlreward.selection.replay import DECISIONS
-from ctrlreward.tables.parsing import cell_number, decode_utf8, no_such_file, parse_csv
+from ctrlreward.tables.columns import number_of
+from ctrlreward.tables.rows import decode_utf8, no_such_file, parse_csv
 
 # One logging call: the step, and the values by metric.
 LoggedStep: TypeAlias = tuple[int, Mapping[str, float]]
@@ -260,7 +261,7 @@ def csv_history(path: Path, rows: Iterable[tuple[int, Mapping[str, str]]]) -> li
     history: list[LoggedStep] = []
     for line, cells in rows:
         numbers = {
-            metric: cell_number(text, f"{path}:{line}: {metric}")
+            metric: number_of(text, f"{path}:{line}: {metric}")
             for metric, text in cells.items()
             if metric == "step" or (text and metric not in _BOOKKEEPING)
         }

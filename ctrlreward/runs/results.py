@@ -17,7 +17,8 @@ from ctrlreward.files import parse_json
 from ctrlreward.functional.reproducibility import Table
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.logs import LoggedStep, NoLog, csv_history, numbers_of, read_log
-from ctrlreward.tables.parsing import CsvRow, cell_number, decode_utf8, no_such_file, parse_csv
+from ctrlreward.tables.columns import number_of
+from ctrlreward.tables.rows import CsvRow, decode_utf8, no_such_file, parse_csv
 
 SINGLE_SYSTEM = "run"  # name of the system if the results do not name one
 
@@ -177,14 +178,13 @@ def _to_studies(
         _require_column(path, header, column)
     studies: dict[str, dict[str, dict[str, float]]] = {}
     lines: dict[tuple[str, str, str], int] = {}
-    advice = ". A row has the means of a system. Name columns of text with --system_columns."
     for line, row in rows:
         study = row.get(_STUDY, "")
         system = " ".join(row[column] for column in system_columns) or SINGLE_SYSTEM
         columns = ["value"] if is_long else [c for c in row if c not in (*system_columns, _STUDY)]
         for column in columns:
             metric = " ".join(row[c] for c in metric_columns) if is_long else column
-            value = cell_number(row[column], f"{path}:{line}: {column}", advice)
+            value = number_of(row[column], f"{path}:{line}: {column}")
             first = lines.setdefault((study, metric, system), line)
             if first != line:
                 raise ValueError(

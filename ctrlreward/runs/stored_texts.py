@@ -24,7 +24,7 @@ from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_scored_samples
-from ctrlreward.tables.row_streams import Row, parquet_rows
+from ctrlreward.tables.rows import Row, parquet_rows
 
 READ_TEXTS = (
     "completions_*.parquet (TRL), *.jsonl of verl, or JSONL or Parquet with step, prompt, "
@@ -212,7 +212,7 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     """Yield place and cells; an incomplete last line is left out, as is a file that is not JSON."""
     with open(file, "rb") as raw:
         if file.suffix == ".parquet":
-            for number, row in enumerate(parquet_rows(raw, str(file)), 1):
+            for number, row in parquet_rows(raw.read(), str(file)):
                 yield f"{file}:{number}", row
             return
         for number, line in enumerate(raw, 1):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
@@ -14,21 +15,24 @@ from ctrlreward.failures import Failures, ItemError
 from ctrlreward.files import JsonLog, finite_or_none
 from ctrlreward.progress import track
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scores, score
+from ctrlreward.scorers.base import Component, Scored, Scores, score
 
 # Samples of the first part, and of the largest; the seconds that a part should take.
 FIRST, MOST, SECONDS = 1, 8192, 5.0
 
 
 def samples_log(
-    path: Path | None, components: Mapping[str, Component], samples: Samples
+    path: Path | None,
+    components: Mapping[str, Component],
+    rows: Samples | Sequence[Any],
+    settings: Mapping[str, Any] | None = None,
 ) -> JsonLog | None:
-    """Return the log of some scores of some samples, None without a path."""
-    digest = hashlib.sha256(repr(samples).encode(errors="replace")).hexdigest()
+    """Return the log of some scores of some rows with these settings, None without a path."""
     identity = {
         "version": version("ctrlreward"),  # another one may score differently
-        "sha256 of the samples": digest,
+        "sha256 of the rows": hashlib.sha256(repr(rows).encode(errors="replace")).hexdigest(),
         "scores": list(components),
+        **(settings or {}),
     }
     return JsonLog(path, identity) if path else None
 
@@ -57,52 +61,48 @@ def score_parts(
         ItemError: An item of a column is wrong.
         ValueError: The log is of other settings.
     """
-    names = places or [f"texts[{i}]" for i in range(len(samples))]
-    columns: dict[str, list[float | None]] = {
-        name: [] for name, component in components.items() if component.scorer.pointwise
-    }
+    pointwise = {name: c for name, c in components.items() if c.scorer.pointwise}
+    others = {name: c for name, c in components.items() if name not in pointwise}
+    scores = {name: np.full(len(samples), np.nan) for name in components}
+    done = 0
     for record in log.read() if log else ():
-        for name, values in columns.items():
-            values += record[name]
-    done = len(next(iter(columns.values()), ()))
+        start = done
+        for name, values in record.items():
+            done = start + len(values)
+            scores[name][start:done] = values
     for component in components.values():
         component.scorer.load()  # one may be missing, and another take hours
     failures = Failures()
 
-    def part_of(wanted: Mapping[str, Component], rows: Sequence[int]) -> Mapping[str, Scores]:
+    def score_rows(wanted: Mapping[str, Component], rows: Sequence[int]) -> Scored:
         try:
             found = score(wanted, samples[rows])
         except ItemError as error:
             raise ItemError(error.column, rows[error.row], error.problem) from error
         except Exception as error:
-            error.add_note(f"(while scoring {names[rows[0]]} to {names[rows[-1]]})")
+            first, last = (places[i] if places else f"texts[{i}]" for i in (rows[0], rows[-1]))
+            error.add_note(f"(while scoring {first} to {last})")
             raise
         for i, reason in found.failures.items():
             failures.add(rows[i], reason)
-        return found.scores
+        for name, values in found.scores.items():
+            scores[name][rows] = values
+        return found
 
     size = FIRST
     with track("scoring", len(samples), done=done) as progress:
-        while columns and done < len(samples):
+        while pointwise and done < len(samples):
             rows = range(done, min(done + size, len(samples)))
             began = monotonic()
             with progress.part(len(rows)):
-                found = part_of({name: components[name] for name in columns}, rows)
-            record = {name: [*map(finite_or_none, values)] for name, values in found.items()}
-            for name, numbers in columns.items():
-                numbers += record[name]
+                found = score_rows(pointwise, rows)
             if log:
-                log.append(record)
+                log.append({n: [*map(finite_or_none, v)] for n, v in found.scores.items()})
             done = rows.stop
             size = int(size * min(4, SECONDS / max(monotonic() - began, 1e-9)))
             size = min(max(size, 1), MOST)
-    scores = {name: np.array(values, np.float64) for name, values in columns.items()}
-    compared = {name: components[name] for name in components if name not in columns}
-    scores |= {name: np.full(len(samples), np.nan) for name in compared}
     members = np.array(corpora if corpora is not None else [""] * len(samples))
-    for corpus in dict.fromkeys(members.tolist()) if compared else ():
-        rows_of = np.flatnonzero(members == corpus).tolist()
-        for name, found_scores in part_of(compared, rows_of).items():
-            scores[name][rows_of] = found_scores
+    for corpus in dict.fromkeys(members.tolist()) if others else ():
+        score_rows(others, np.flatnonzero(members == corpus).tolist())
     failures.warn(len(samples), places)
-    return {name: scores[name] for name in components}
+    return scores

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ctrlreward.command_line.config_files import read_reward
 from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.extras import import_extra
-from ctrlreward.tables.parsing import read_bytes
+from ctrlreward.tables.rows import read_bytes
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -21,7 +21,7 @@ from typing import Any
 from ctrlreward.extras import import_extra
 from ctrlreward.files import write_whole
 from ctrlreward.recipes.pair_training import adapter_trainer, read_pairs
-from ctrlreward.tables.row_streams import Row
+from ctrlreward.tables.rows import Row
 
 # Options of `trl.DPOConfig` that differ from TRL's: for a small model, an adapter and few pairs.
 DEFAULTS: dict[str, Any] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctrlreward.command_line.typed_options import gather_words
+from ctrlreward.command_line.parser import gather_words
 
 LISTS = {"--scorers", "--names"}
 
@@ -35,6 +35,7 @@ LISTS = {"--scorers", "--names"}
         ("--names a 1 --chunk 4 5", '--names=["a","1"] --chunk 4 5'),
         ("--scorers --chunk=4", "--scorers=[] --chunk=4"),
         ("--columns.text body a.csv", "--columns.text body a.csv"),
+        ("--scorers A --scorers.task t", '--scorers=["A"] --scorers.task=t'),
     ],
 )
 def test_words_become_lists(typed: str, parsed: str) -> None:
@@ -60,6 +61,7 @@ score in.csv out.csv --scorers Distinct --columns.text=txt
 score in.csv out.csv --scorer Distinct
 score in.csv out.csv
 score in.csv out.csv --scorers distinct
+score in.csv out.csv --scorers LexiconSentiment
 score --help
 select none
 select --help
@@ -67,14 +69,19 @@ compare none.csv
 report none
 serve none.yaml
 serve --help
+serve bad.yaml
+rescore none bad.yaml
+probe bad.yaml
 probe none.yaml
 train none.yaml
+train --help
 recipes show none
 """
 
 
 def test_mistakes_and_help_need_no_torch(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("system,output\na,b\n")
+    (tmp_path / "bad.yaml").write_text("components: {a: {scorer: Perplexty}}\n")
     given = {"cwd": tmp_path, "input": LINES.strip(), "capture_output": True, "text": True}
     ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=False, **given)
     assert ended.returncode == 0, ended.stderr[-2000:]

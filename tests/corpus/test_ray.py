@@ -21,7 +21,7 @@ from fakes import Length, Rank, letters_reward
 
 from ctrlreward import RemoteReward, Samples
 from ctrlreward.corpus.ray_data import BatchScorer, score_dataset
-from ctrlreward.tables.table_columns import Columns
+from ctrlreward.tables.columns import Columns
 
 # Ray reads them when it is imported. The second one makes all of its processes listen on the
 # loopback address only; the third one gives workers the priority of other tests, as they would wait

@@ -25,8 +25,8 @@ from warm_python import WarmProcess
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.scorers import parts
-from ctrlreward.tables.row_streams import read_rows
-from ctrlreward.tables.table_columns import number_column
+from ctrlreward.tables.columns import number_column
+from ctrlreward.tables.rows import read_rows
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
 BY_LETTERS = "--scorers+=fakes.OneLetter"
@@ -205,7 +205,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("torn", ["", '{"length": [1'])
 def test_a_killed_run_resumes(torn: str, stopped: None, refused: Callable[..., str]) -> None:
     options = [BY_LETTERS, "--scorers.letter=t", *STOPPED[1:]]
-    assert 'scorers.0.0.init_args.letter "e", not "t"' in refused("in.jsonl", "out.csv", *options)
+    assert 'scorers.0.init_args.letter "e", not "t"' in refused("in.jsonl", "out.csv", *options)
     error = refused("in.jsonl", "out.csv", *STOPPED, "--columns.label=text")
     assert 'columns.label "label", not "text"' in error
     with open(LOG, "a") as file:
@@ -276,7 +276,7 @@ def test_a_run_of_a_function_can_be_resumed_by_another_process(refused: Callable
     options = ["--scorers=FunctionScorer", f"--scorers.function={function}"]
     refused("in.jsonl", "out.csv", *options, "--scorers.pointwise=true")
     settings = json.loads(LOG.read_text().splitlines()[0])
-    assert settings["scorers"][0][0]["init_args"]["function"] == function
+    assert settings["scorers"][0]["init_args"]["function"] == function
 
 
 def test_a_full_disk_keeps_the_parts_and_is_named(
@@ -354,7 +354,7 @@ WRONG = [
     ("in.jsonl o.csv --scorers CTRLEvl", "CTRLEvl"),
     ("in.jsonl o.csv --scorers Accuracy", "Accuracy needs the column 'label'"),
     ("in.jsonl o.csv --scorers CTRLEval --scorers.aspects=consistency", "column 'prefix'"),
-    (f"in.jsonl o.csv {BY_LETTERS} --label-map a:b", "label_map = 'a:b'"),
+    (f"in.jsonl o.csv {BY_LETTERS} --label-map a:b", "a:b"),
     (f"body.csv o.csv {BY_LETTERS}", "column 'text'"),
     (f"scored.csv o.csv {BY_LETTERS}", "scored.csv already has columns"),
     (f"in.jsonl in.jsonl {BY_LETTERS}", "in.jsonl is the input"),

@@ -16,7 +16,7 @@ from fakes import Rank
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.scorers import parts
-from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.rows import read_rows
 
 pytestmark = pytest.mark.usefixtures("at_home")
 

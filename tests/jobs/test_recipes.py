@@ -13,11 +13,11 @@ from thinned import every
 
 from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import (
+    nested,
     read_config,
     read_job,
     read_reward,
     resolved,
-    strings,
 )
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.recipes import recipe_files, recipe_text
@@ -66,8 +66,8 @@ def test_a_copy_names_files_that_were_copied(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    named = strings(read_job(tmp_path / "copy" / f"{name}.yaml"))
-    configs = {Path(each) for each in named if each.endswith(".yaml")}
+    named = nested(read_job(tmp_path / "copy" / f"{name}.yaml"))
+    configs = {Path(each) for each in named if isinstance(each, str) and each.endswith(".yaml")}
     assert configs <= {*copied}
     assert not [path for path in copied if "../" in path.read_text()]
     mentioned = [path for path in copied if f"configs/{path.parent.name}" in path.read_text()]

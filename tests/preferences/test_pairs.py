@@ -8,7 +8,7 @@ import numpy as np
 
 from ctrlreward import Samples
 from ctrlreward.preferences import write_pairs
-from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.rows import read_rows
 
 PREFIXES = ["The soup"] * 4 + ["The view"] * 2 + ["A dog"] * 2
 TEXTS = [

@@ -13,7 +13,7 @@ import pytest
 from ctrlreward import Samples
 from ctrlreward.preferences import write_pairs
 from ctrlreward.recipes.controlled_generation import dpo
-from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.rows import read_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

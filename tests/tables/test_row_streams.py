@@ -15,9 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.tables.parsing import parse_csv
-from ctrlreward.tables.row_streams import parse_table
-from ctrlreward.tables.table_writing import encode_rows
+from ctrlreward.tables.rows import encode_rows, parse_csv, parse_table
 
 CELLS = st.text(st.characters(codec="utf-8"), max_size=6) | st.sampled_from(
     ['"', "a,b", "\r\n", "\ufeff"]

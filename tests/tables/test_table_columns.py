@@ -12,9 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from ctrlreward import Samples
-from ctrlreward.tables.row_streams import parse_table, read_rows
-from ctrlreward.tables.table_columns import Columns, number_column, to_samples
-from ctrlreward.tables.table_writing import encode_rows
+from ctrlreward.tables.columns import Columns, number_column, to_samples
+from ctrlreward.tables.rows import encode_rows, parse_table, read_rows
 
 NAN = float("nan")
 

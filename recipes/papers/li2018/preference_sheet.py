@@ -21,7 +21,7 @@ from jsonargparse import ArgumentParser
 from ctrlreward.files import write_whole
 from ctrlreward.recipes.papers.li2018.system_outputs import named_files, output_rows
 from ctrlreward.recipes.text_files import matching_key
-from ctrlreward.tables.table_writing import encode_rows
+from ctrlreward.tables.rows import encode_rows
 
 QUESTIONS = {
     "transfer": "which output has the target style",

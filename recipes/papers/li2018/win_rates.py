@@ -26,7 +26,7 @@ from ctrlreward.functional.bootstrap import (
 from ctrlreward.recipes.papers.li2018.preference_sheet import QUESTIONS
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
 from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHED
-from ctrlreward.tables.parsing import CsvRow, decode_utf8, parse_csv, read_bytes
+from ctrlreward.tables.rows import CsvRow, decode_utf8, parse_csv, read_bytes
 
 _METRICS = {"semantics": "ΔSim", "fluency": "ΔPP"}
 _MODEL = re.compile(r"m[0-7](?![0-9])", re.IGNORECASE)

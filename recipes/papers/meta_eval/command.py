@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ctrlreward.arguments import one_of
-from ctrlreward.command_line.parser import command_parser, import_scorers
+from ctrlreward.command_line.parser import command_parser, gather_words, import_scorers
 from ctrlreward.command_line.terminal import user_errors
-from ctrlreward.command_line.typed_options import gather_words
 from ctrlreward.preferences.accuracy import preferences
 from ctrlreward.recipes.papers.ctc.rated_ctc import ctc
 from ctrlreward.recipes.papers.ctrleval.rated_ctrleval import ctrleval

@@ -15,8 +15,8 @@ from ctrlreward.recipes.papers.meta_eval.rated_report import (
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.scorers.components import name_components
-from ctrlreward.tables.row_streams import Row, read_placed
-from ctrlreward.tables.table_columns import Columns, explained_columns, number_column, to_samples
+from ctrlreward.tables.columns import Columns, explained_columns, number_column, to_samples
+from ctrlreward.tables.rows import Row, read_placed
 
 
 def rated(

@@ -15,9 +15,8 @@ from ctrlreward.files import parse_json
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.tables.parsing import decode_utf8, parse_csv, read_bytes
-from ctrlreward.tables.row_streams import Row
-from ctrlreward.tables.table_columns import number_column, require_column
+from ctrlreward.tables.columns import number_column, require_column
+from ctrlreward.tables.rows import Row, decode_utf8, parse_csv, read_bytes
 
 
 @dataclass(frozen=True)

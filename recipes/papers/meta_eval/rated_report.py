@@ -22,8 +22,7 @@ from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.samples import JSON_KEYS
 from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.scorers.parts import samples_log, score_parts
-from ctrlreward.tables.row_streams import Row, check_suffix
-from ctrlreward.tables.table_writing import encode_rows
+from ctrlreward.tables.rows import Row, check_suffix, encode_rows
 
 # Models of a paper whose figures are printed.
 PublishedModels: TypeAlias = Literal["best", "all"]

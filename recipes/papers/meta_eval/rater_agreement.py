@@ -15,8 +15,8 @@ import numpy as np
 from ctrlreward.extras import import_extra
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.recipes.papers.meta_eval.rated_files import optional_cells
-from ctrlreward.tables.row_streams import read_placed
-from ctrlreward.tables.table_columns import number_column
+from ctrlreward.tables.columns import number_column
+from ctrlreward.tables.rows import read_placed
 
 Rating = TypeVar("Rating")
 Level: TypeAlias = Literal["nominal", "ordinal", "interval", "ratio"]

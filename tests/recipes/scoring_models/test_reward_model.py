@@ -15,7 +15,7 @@ from ctrlreward.cli import main
 from ctrlreward.files import JsonLog
 from ctrlreward.plots import curve
 from ctrlreward.recipes.scoring_models import reward_model
-from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.rows import read_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RECIPE = "configs/controlled_generation/reward_model_smollm2.yaml"

@@ -21,8 +21,8 @@ from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.papers.li2018.metric_validity import style_match
 from ctrlreward.recipes.papers.meta_eval.rated_files import read_li2018
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
-from ctrlreward.tables.row_streams import read_rows
-from ctrlreward.tables.table_columns import number_column
+from ctrlreward.tables.columns import number_column
+from ctrlreward.tables.rows import read_rows
 
 MODULE = "ctrlreward.recipes.papers.li2018.rated_li2018"
 SCORES = {

@@ -19,8 +19,8 @@ from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.scorers import parts
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
-from ctrlreward.tables.row_streams import read_rows
-from ctrlreward.tables.table_columns import number_column
+from ctrlreward.tables.columns import number_column
+from ctrlreward.tables.rows import read_rows
 
 TESTS = Path(__file__).parents[3]
 

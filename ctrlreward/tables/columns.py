@@ -12,8 +12,7 @@ import numpy as np
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.failures import rows_named
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, as_samples
-from ctrlreward.tables.row_streams import Row
-from ctrlreward.tables.table_writing import Scores
+from ctrlreward.tables.rows import Row, Scores
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,36 @@ class Columns:
     group: str | None = "group"
 
 
+def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
+    """Return the columns that scorers read, of those present: column of `Samples` → its name.
+
+    Labels of several attributes have the names of their columns, `sentiment,topic`.
+    """
+    if columns.output and columns.text != "text":
+        raise ValueError("columns.text includes the prompt, columns.output does not. Pass one.")
+    names = dict(vars(columns))
+    usual = [name for name in ("output", "completion") if name in present]
+    if not columns.output and columns.text == "text" and "text" not in present and len(usual) == 1:
+        names["output"] = usual[0]
+    if names["output"]:
+        names["text"] = None
+    attributes = (columns.label or "").split(",")
+    read = {}
+    for key, name in names.items():
+        if name in present or (key == "label" and {*attributes} <= {*present}):
+            read["outputs" if key == "output" else COLUMN_OF[key]] = str(name)
+        elif name not in (None, key) or name == "text":
+            parts = attributes if key == "label" else [name]
+            absent = next((part for part in parts if part not in present), name)
+            outputs = ", or outputs without their prompts with --columns.output=COLUMN"
+            raise ValueError(
+                f"{key} is read from the column {absent!r}, but the file has only "
+                f"{', '.join(present)}. Name another column with --columns.{key}=COLUMN"
+                f"{outputs * (key == 'text')}."
+            )
+    return read
+
+
 def to_samples(
     rows: Sequence[Row],
     columns: Columns,
@@ -65,7 +94,8 @@ def to_samples(
     """
     places = [f"row {i}" for i in range(len(rows))] if places is None else places
     read = read_columns(columns, list(rows[0]))
-    attributes = _attributes(columns, list(rows[0]))
+    label = read.get("labels", "")
+    attributes = label.split(",") if label not in rows[0] and label else []
     known = {*vars(columns).values(), *read.values(), *attributes}
     for place, row in zip(places, rows, strict=True):
         for name in known & (row.keys() ^ rows[0].keys()):
@@ -84,72 +114,19 @@ def to_samples(
     }
     if attributes:
         table["labels"] = [{name: row[name] for name in attributes} for row in rows]
-    table["labels"] = [
-        {k: None if v == "" else v for k, v in cell.items()} if isinstance(cell, dict) else cell
-        for cell in table.get("labels", ())
-    ] or None
-    texts = table["texts" if "texts" in table else "outputs"]
-    texts[:] = ["" if cell is None else cell for cell in texts]
+    if "labels" in table:
+        table["labels"] = [
+            {k: None if v == "" else v for k, v in cell.items()} if isinstance(cell, dict) else cell
+            for cell in table["labels"]
+        ]
+    texts = "texts" if "texts" in table else "outputs"
+    table[texts] = ["" if cell is None else cell for cell in table[texts]]
     if "prefixes" in table:
-        pairs = zip(texts, table["prefixes"], strict=True)
+        pairs = zip(table[texts], table["prefixes"], strict=True)
         table["prefixes"] = [prefix if str(text).strip() else "" for text, prefix in pairs]
     with rows_named(places, read):
         samples = Samples(**table)
         return as_samples(samples, label_map=label_map) if label_map else samples
-
-
-def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
-    """Return the columns that scorers read, of those present: column of `Samples` → its name."""
-    names = dict(vars(columns))
-    if columns.output and columns.text != "text":
-        raise ValueError("columns.text includes the prompt, columns.output does not. Pass one.")
-    usual = [name for name in ("output", "completion") if name in present]
-    if columns.text == "text" and "text" not in present and len(usual) == 1:
-        names["output"] = columns.output or usual[0]
-    if names["output"]:
-        names["text"] = None
-    read = {}
-    for key, name in names.items():
-        if name in present or (key == "label" and _attributes(columns, present)):
-            read["outputs" if key == "output" else COLUMN_OF[key]] = str(name)
-        elif name not in (None, key) or name == "text":
-            parts = name.split(",") if key == "label" else [name]
-            absent = next((part for part in parts if part not in present), name)
-            outputs = ", or outputs without their prompts with --columns.output=COLUMN"
-            raise ValueError(
-                f"{key} is read from the column {absent!r}, but the file has only "
-                f"{', '.join(present)}. Name another column with --columns.{key}=COLUMN"
-                f"{outputs * (key == 'text')}."
-            )
-    return read
-
-
-def require_column(rows: Sequence[Row], name: str, advice: str = "") -> None:
-    """Raise a ValueError, which lists the columns of the first row, if no row has a column."""
-    if not any(name in row for row in rows):
-        hint = did_you_mean(name, rows[0])
-        known = f"The columns are {', '.join(rows[0])}"
-        raise ValueError(f"No such column: {name!r}{hint}. {known}{advice}")
-
-
-_BOOLEANS: Mapping[Any, float] = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
-
-
-def number_column(rows: Sequence[Row], name: str, places: Sequence[str] | None = None) -> Scores:
-    """Return a column of numbers or booleans, shape (n,); NaN for an empty cell, null, or without.
-
-    Raises:
-        ValueError: No row has the column, or a value is not a number (names its place).
-    """
-    require_column(rows, name)
-    values = np.full(len(rows), np.nan)
-    for i, cell in enumerate(row.get(name) for row in rows):
-        try:
-            values[i] = np.nan if cell in ("", None) else float(_BOOLEANS.get(cell, cell))
-        except (TypeError, ValueError):
-            item = f"{places[i]}: {name}" if places else f"{name}[{i}]"
-            raise ValueError(f"{item} must be a number or an empty cell, got {cell!r}") from None
-    return values
 
 
 @contextmanager
@@ -166,8 +143,36 @@ def explained_columns(present: Sequence[str]) -> Iterator[None]:
         ) from None
 
 
-def _attributes(columns: Columns, present: Sequence[str]) -> list[str]:
-    """Return the columns of `sentiment,topic`, one per attribute; empty for a single column."""
-    names = (columns.label or "").split(",")
-    several = columns.label not in present and len(names) > 1 and {*names} <= {*present}
-    return names if several else []
+def require_column(rows: Sequence[Row], name: str, advice: str = "") -> None:
+    """Raise a ValueError, which lists the columns of the first row, if no row has a column."""
+    if not any(name in row for row in rows):
+        hint = did_you_mean(name, rows[0])
+        known = f"The columns are {', '.join(rows[0])}"
+        raise ValueError(f"No such column: {name!r}{hint}. {known}{advice}")
+
+
+def number_column(rows: Sequence[Row], name: str, places: Sequence[str] | None = None) -> Scores:
+    """Return a column of numbers or booleans, shape (n,); NaN for an empty cell, null, or without.
+
+    Raises:
+        ValueError: No row has the column, or a value is not a number (names its place).
+    """
+    require_column(rows, name)
+    cells = [row.get(name) for row in rows]
+    return np.array(
+        [
+            number_of(cell, f"{places[i]}: {name}" if places else f"{name}[{i}]")
+            for i, cell in enumerate(cells)
+        ]
+    )
+
+
+def number_of(cell: Any, place: str) -> float:
+    """Return the number or boolean of a cell, NaN if it is empty; a ValueError names its place."""
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
+        return np.nan
+    booleans: dict[Any, float] = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
+    try:
+        return float(booleans.get(cell, cell))
+    except (TypeError, ValueError):
+        raise ValueError(f"{place} must be a number or an empty cell, got {cell!r}") from None

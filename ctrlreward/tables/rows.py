@@ -1,0 +1,226 @@
+"""Rows of a JSONL, CSV or Parquet file, read and written; errors name file and line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.extras import import_extra
+from ctrlreward.files import finite_or_none, parse_json, without_nan
+
+Row: TypeAlias = dict[str, Any]  # cells by column name
+CsvRow: TypeAlias = tuple[int, dict[str, str]]  # line in the file, cells by column name
+Scores = npt.NDArray[np.float64]
+
+SUFFIXES = (".jsonl", ".csv", ".parquet")
+
+_LONGEST_CELL = 2**31 - 1  # characters; the csv module's default is shorter than some documents
+
+
+def check_suffix(path: Path) -> None:
+    """Raise if a file's format is unknown or its package is missing."""
+    if path.suffix not in SUFFIXES:
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder, must be a file")
+        raise ValueError(f"{path} must end in one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
+    if path.suffix == ".parquet":
+        import_extra("pyarrow", str(path))
+
+
+def read_bytes(source: Path | str) -> bytes:
+    """Return the content of a file, by path or by a URL that fsspec opens."""
+    if "://" in str(source):
+        import fsspec
+
+        with fsspec.open(str(source), "rb") as file:
+            return bytes(file.read())
+    path = Path(source)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, must be a file")
+    if not path.exists():
+        raise no_such_file(path)
+    return path.read_bytes()
+
+
+def no_such_file(path: Path) -> FileNotFoundError:
+    """Return the error for a path that doesn't exist, with the most similar name in its folder."""
+    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    hint = did_you_mean(path.name, names, path.with_name)
+    return FileNotFoundError(f"No such file or folder: {path}{hint}")
+
+
+def decode_utf8(content: bytes, path: Path | str) -> str:
+    """Decode a UTF-8 file without its byte order mark; a ValueError names the first other line."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + content.count(b"\n", 0, error.start)
+        raise ValueError(
+            f"{path}:{line} is not UTF-8 text. Convert the file: iconv -f latin1 -t utf-8."
+        ) from None
+
+
+def read_rows(source: str | Path) -> list[Row]:
+    """Return the rows of a table; see `read_placed`."""
+    return read_placed(source)[0]
+
+
+def read_placed(source: str | Path, shard: tuple[int, int] = (1, 1)) -> tuple[list[Row], list[str]]:
+    """Return the rows of a table, and the place of each; by path or by a URL that fsspec opens.
+
+    A place is `reviews.jsonl:417`, or the number of a Parquet row; the values of a CSV file are
+    strings. `shard` (i, n) is the i-th of n parts of the rows. A file without rows is a ValueError.
+    """
+    check_suffix(Path(source))
+    lines = parse_table(read_bytes(source), str(source), shard)
+    return [row for _, row in lines], [f"{source}:{line}" for line, _ in lines]
+
+
+def parse_table(
+    content: bytes, name: str, shard: tuple[int, int] = (1, 1)
+) -> list[tuple[int, Row]]:
+    """Return line and cells of each row of a shard, by the suffix of a file's name."""
+    lines: list[tuple[int, Row]]
+    if name.endswith(".parquet"):
+        lines = parquet_rows(content, name, shard)
+    elif name.endswith(".csv"):
+        lines = parse_csv(decode_utf8(content, name), name, fill=True, shard=shard)[1]
+    else:
+        text = io.StringIO(decode_utf8(content, name), newline=None)
+        written = [pair for pair in enumerate(text, 1) if not pair[1].isspace()]
+        lines = [
+            (number, parse_json(line.rstrip("\n"), name, number))
+            for number, line in written[_rows_of(shard, len(written))]
+        ]
+    for number, row in lines:
+        if not isinstance(row, dict):
+            raise ValueError(
+                f"{name}:{number} = {str(row)[:40]} is not an object: one is needed in each line"
+            )
+    if not lines:
+        raise ValueError(f"{name} has no rows")
+    return lines
+
+
+def parse_csv(
+    text: str, path: Path | str, fill: bool = False, shard: tuple[int, int] = (1, 1)
+) -> tuple[list[str], list[CsvRow]]:
+    """Return the header of a CSV file, and the rows of a shard.
+
+    With `fill`, a short row has empty cells at its end, as in pandas, and a blank line is an empty
+    cell in a file of one column; without, a short row is an error. Other blank lines are skipped.
+    """
+    csv.field_size_limit(_LONGEST_CELL)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = next((cells for cells in reader if cells), [])
+        place = f"{path}:{reader.line_num}"
+        if len(header) == 1 and (other := re.search(r"[;\t|]", header[0])):
+            raise ValueError(
+                f"{place} = {header[0][:40]} has columns separated by {other[0]!r}, must be "
+                "separated by commas"
+            )
+        for name in header:
+            if header.count(name) > 1:
+                raise ValueError(f"{place} has several columns {name!r}. Rename all but one.")
+        rows = [(reader.line_num, cells) for cells in reader if cells or (fill and len(header) < 2)]
+    except csv.Error as error:
+        raise ValueError(f"{path}:{reader.line_num} is not valid CSV: {error}") from None
+    for line, cells in rows:
+        if len(cells) > len(header) or (len(cells) < len(header) and not fill):
+            more = len(cells) > len(header)
+            advice = "quote cells that contain commas" if more else "add the missing cells"
+            raise ValueError(
+                f"{path}:{line} has {len(cells)} cells, but the header has {len(header)} columns "
+                f"({', '.join(header)}): {advice}"
+            )
+        cells += [""] * (len(header) - len(cells))
+    chosen = rows[_rows_of(shard, len(rows))]
+    return header, [(line, dict(zip(header, cells, strict=True))) for line, cells in chosen]
+
+
+def parquet_rows(
+    content: bytes, path: str, shard: tuple[int, int] = (1, 1)
+) -> list[tuple[int, Row]]:
+    """Return number and cells of the rows of a shard; a ValueError names a damaged file."""
+    pyarrow, parquet = (import_extra(name, path) for name in ("pyarrow", "pyarrow.parquet"))
+    try:
+        table = parquet.read_table(pyarrow.BufferReader(content))
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} can't be read as Parquet: {error}") from None
+    rows = _rows_of(shard, len(table))
+    return [*enumerate(table.slice(rows.start, rows.stop - rows.start).to_pylist(), rows.start + 1)]
+
+
+def _rows_of(shard: tuple[int, int], rows: int) -> slice:
+    """Return the rows of the i-th of n shards."""
+    i, n = shard
+    if n > max(rows, 1):
+        raise ValueError(f"shard must be at most one of {rows}, the number of rows, got {i}/{n}")
+    return slice(rows * (i - 1) // n, rows * i // n)
+
+
+def encode_rows(suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores]) -> bytes:
+    r"""Encode a table: all columns of n rows, then the scores, arrays of shape (n,) by name.
+
+    NaN becomes null, in CSV an empty cell. Lists and objects are JSON in a cell of CSV. What JSON
+    lacks, such as a date, becomes text, and infinity null. An unpaired surrogate, which UTF-8 can't
+    encode, becomes its escape: `\ud800`.
+
+    Raises:
+        ValueError: Parquet can't hold a column.
+    """
+    names = list(dict.fromkeys([*(name for row in rows for name in row), *scores]))
+    columns = {name: [*map(finite_or_none, values)] for name, values in scores.items()}
+    table = [
+        {**row, **{k: column[i] for k, column in columns.items()}} for i, row in enumerate(rows)
+    ]
+    if suffix == ".parquet":
+        return _parquet({name: [row.get(name) for row in table] for name in names}, scores)
+    if suffix == ".jsonl":
+        return "".join(_json(row) + "\n" for row in table).encode(errors="backslashreplace")
+    lines = [
+        [_json(cell) if isinstance(cell, dict | list) else cell for cell in map(row.get, names)]
+        for row in table
+    ]
+    # Minimal quoting leaves a lone \r unquoted, and readers treat it as a line end.
+    returns = any("\r" in cell for line in [names, *lines] for cell in line if type(cell) is str)
+    buffer = io.StringIO(newline="")
+    quoting = csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL
+    csv.writer(buffer, lineterminator="\n", quoting=quoting).writerows([names, *lines])
+    return buffer.getvalue().encode(errors="backslashreplace")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(without_nan(value), ensure_ascii=False, default=str)
+
+
+def _parquet(columns: Mapping[str, Sequence[Any]], scores: Mapping[str, Scores]) -> bytes:
+    pyarrow, parquet = (
+        import_extra(name, "a Parquet file") for name in ("pyarrow", "pyarrow.parquet")
+    )
+    arrays = {}
+    for name, cells in columns.items():
+        escaped = [
+            cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
+            for cell in cells
+        ]
+        try:
+            arrays[name] = pyarrow.array(escaped, pyarrow.float64() if name in scores else None)
+            pyarrow.field(name, arrays[name].type)
+        except (pyarrow.ArrowException, OverflowError, UnicodeError) as error:
+            raise ValueError(
+                f"the column {name!r} can't be stored in Parquet ({error}). Write .jsonl instead."
+            ) from None
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table(arrays), file)
+    return file.getvalue()
