@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrlreward.arguments import kind_of
 from ctrlreward.reward import AnyReward, Reward
-from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples
 
 # Filled in from the trainer's completions and prompts, so they can't be mapped.
 _FILLED_IN = ("texts", "prompts")
@@ -19,27 +18,17 @@ def check_columns(
 ) -> dict[str, str]:
     """Return the mapping from columns of `Samples` to the trainer's column names.
 
-    Raises a ValueError if it lacks a column that the reward needs.
+    Raises a ValueError if it has an unknown column, or lacks one that the reward needs.
     """
-    if columns is not None and not isinstance(columns, Mapping):
-        raise TypeError(
-            f"columns must be a mapping, {{column of Samples: column of the trainer}}, got "
-            f"{shortened(columns)}, {kind_of(columns)}"
-        )
-    known = [name for name in JSON_KEYS if name not in _FILLED_IN]
     mapping: dict[str, str] = {}
     for name, source in (columns or {}).items():
-        plural = COLUMN_OF.get(name)
-        if plural not in known:
-            raise ValueError(
-                f"columns = {{{name!r}: {source!r}}}: {name!r} can't be mapped, must be one of "
-                f"{', '.join(known)}"
-            )
-        if plural in mapping:
-            raise ValueError(
-                f"columns: {plural!r} and {JSON_KEYS[plural]!r} are one column. Leave one out."
-            )
-        mapping[plural] = source
+        column = COLUMN_OF.get(name)
+        if column is None or column in _FILLED_IN:
+            known = ", ".join(each for each in JSON_KEYS if each not in _FILLED_IN)
+            raise ValueError(f"columns must map columns of Samples ({known}), got {name!r}")
+        if column in mapping:
+            raise ValueError(f"columns maps {column!r} twice")
+        mapping[column] = source
     # A RemoteReward is not asked: its server may start later.
     components = reward.components if isinstance(reward, Reward) else {}
     for component in components.values():
@@ -65,16 +54,11 @@ def check_pointwise(reward: AnyReward, caller: str) -> None:
 
 def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
     """Raise unless `failed_score` is finite, and no component has the name of a result's key."""
-    if not math.isfinite(failed_score):
-        raise ValueError(
-            f"failed_score must be finite, got {failed_score}; the trainer would spread it to "
-            "the advantages of other samples"
-        )
+    if not math.isfinite(failed_score):  # the trainer would spread it to other samples
+        raise ValueError(f"failed_score must be finite, got {failed_score}")
     for name in keys:
         if name in reward.components:
-            raise ValueError(
-                f"the reward has a component {name!r}, which is a key of every result. Rename it."
-            )
+            raise ValueError(f"a component must not be named {name!r}, a key of every result")
 
 
 def build_samples(
@@ -94,7 +78,7 @@ def build_samples(
         if source not in known:
             raise ValueError(
                 f"columns maps {name!r} to {source!r}, but the dataset has "
-                f"{', '.join(known) or 'no columns'}. Use one of these."
+                f"{', '.join(known) or 'no columns'}"
             )
     mapped = {name: known[source] for name, source in columns.items()}
     if "groups" in mapped:
@@ -110,10 +94,7 @@ def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
     """Return the text after the prompt in each query; raise a ValueError if it lacks one."""
     for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
         if not query.startswith(prompt):
-            raise ValueError(
-                f"queries[{i}] does not start with prompts[{i}], it may be truncated. Allow longer "
-                "prompts."
-            )
+            raise ValueError(f"queries[{i}] does not start with prompts[{i}], it may be truncated")
     return [query[len(prompt) :] for query, prompt in zip(queries, prompts, strict=True)]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -53,7 +54,7 @@ def as_reward_func(
             with its prompt.
 
     Examples:
-        >>> from ctrlreward import Reward, Similarity, WordVectors
+        >>> from ctrlreward import Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
         >>> reward_func = as_reward_func(similarity, ["<eos>"], -1.0, {"sources": "label"})
         >>> reward_func(["Reword: broth<eos>"], ["Reword: "], ["soup"])["rewards"]
@@ -78,18 +79,13 @@ class _RewardFunc:
     def __call__(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
     ) -> dict[str, Any]:
-        completions = [
-            without(self.special_tokens, text) for text in completions_of(queries, prompts)
-        ]
-        batch = self.reward(build_samples(completions, prompts, {"label": labels}, self.columns))
-        totals = _tensor(np.where(batch.failed, self.failed_score, batch.total))
+        texts = [without(self.special_tokens, each) for each in completions_of(queries, prompts)]
+        batch = self.reward(build_samples(texts, prompts, {"label": labels}, self.columns))
+        total = _tensor(np.where(batch.failed, self.failed_score, batch.total))
         logged = {**batch.components, "failed": batch.failed}
-        return {
-            "rewards": totals,
-            "scores": totals,
-            "extra_logs": {name: _tensor(values) for name, values in logged.items()},
-        }
+        logs = {name: _tensor(values) for name, values in logged.items()}
+        return {"rewards": total, "scores": total, "extra_logs": logs}
 
 
-def _tensor(values: Any) -> Tensor:
-    return torch.as_tensor(np.asarray(values), dtype=torch.float32)
+def _tensor(values: npt.NDArray[Any]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)

@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from ctrlreward.adapters._conversion import build_samples, check_columns
 from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.models.sharing import locked
@@ -21,7 +24,6 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
 Rewards = list[float | None]
-RewardFunc = Callable[..., Rewards]
 
 # Keywords that TRL passes in addition to the dataset's columns.
 _NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
@@ -39,7 +41,7 @@ class ComponentFuncs(NamedTuple):
         [-1.0]
     """
 
-    functions: list[RewardFunc]
+    functions: list[Callable[..., Rewards]]
     weights: list[float]
 
 
@@ -59,7 +61,7 @@ class RewardFuncs(list[Any]):
     @property
     def __name__(self) -> str:
         """The name in TRL's log."""
-        return str(self[0].__name__)
+        return str(self[0].name)
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -153,7 +155,9 @@ def as_component_funcs(
             "Use as_reward_funcs, which returns the total."
         )
     cached, mapping = _CachedReward(reward), check_columns(columns, reward)
-    functions: list[RewardFunc] = [_Component(cached, mapping, name) for name in reward.weights]
+    functions: list[Callable[..., Rewards]] = [
+        _Component(cached, mapping, name) for name in reward.weights
+    ]
     return ComponentFuncs(functions, list(reward.weights.values()))
 
 
@@ -175,14 +179,13 @@ class _RewardFunc:
     ) -> tuple[list[int], Samples]:
         """Convert a batch of TRL; return the rows that are scored, and their samples.
 
-        A row without a value in a mapped column is of another task.
+        A row without a value in a mapped column, None or NaN, is of another task.
         """
         table = {name: column for name, column in given.items() if name not in _NOT_COLUMNS}
-        mapped = [table[column] for column in self.columns.values() if column in table]
-        absent = {  # None, or NaN as of pandas
+        absent = {
             i
-            for column in mapped
-            for i, value in enumerate(column)
+            for source in self.columns.values()
+            for i, value in enumerate(table.get(source, ()))
             if value is None or (isinstance(value, float) and math.isnan(value))
         }
         rows = [i for i in range(len(completions)) if i not in absent]
@@ -194,7 +197,7 @@ class _RewardFunc:
         )
         return rows, samples.replace(prompts=[as_prompt(prompts[i]) for i in rows])
 
-    def logged_total(
+    def logged(
         self, batch: RewardBatch, rows: Sequence[int], n: int, given: Mapping[str, Any]
     ) -> Rewards:
         """Return the total of n samples, of which `rows` were scored; log it, and its components.
@@ -205,15 +208,12 @@ class _RewardFunc:
         log_metric, log_extra = given.get("log_metric"), given.get("log_extra")
         for component, values in batch.components.items():
             if log_extra is not None:
-                shown = [None if math.isnan(value) else float(value) for value in values]
-                log_extra(f"{self.name}/{component}", _spread(shown, rows, n))
+                log_extra(f"{self.name}/{component}", _spread(values, rows, n))
             if log_metric is not None:
                 for value in values[~batch.failed]:
                     log_metric(f"{self.name}/{component}", float(value))
-        if log_metric is not None:
-            for failed in batch.failed:
-                log_metric(f"{self.name}/fail_rate", float(failed))
-        return _spread(_failed_as_none(batch.total, batch), rows, n)
+        _log_failures(log_metric, self.name, batch.failed)
+        return _spread(batch.total, rows, n)
 
 
 class _Total(_RewardFunc):
@@ -221,7 +221,7 @@ class _Total(_RewardFunc):
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Rewards:
         rows, samples = self.samples(prompts, completions, given)
-        return self.logged_total(self.reward(samples), rows, len(completions), given)
+        return self.logged(self.reward(samples), rows, len(completions), given)
 
 
 class _AsyncTotal(_RewardFunc):
@@ -232,7 +232,7 @@ class _AsyncTotal(_RewardFunc):
     ) -> Rewards:
         rows, samples = self.samples(prompts, completions, given)
         batch = await asyncio.wrap_future(self.reward.submit(samples))
-        return self.logged_total(batch, rows, len(completions), given)
+        return self.logged(batch, rows, len(completions), given)
 
 
 class _Component(_RewardFunc):
@@ -241,11 +241,9 @@ class _Component(_RewardFunc):
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Rewards:
         rows, samples = self.samples(prompts, completions, given)
         batch = self.reward(samples)
-        values, log_metric = batch.components[self.name], given.get("log_metric")
-        if log_metric is not None:
-            for value in values:
-                log_metric(f"{self.name}/fail_rate", float(math.isnan(value)))
-        return _spread(_failed_as_none(values, batch), rows, len(completions))
+        values = batch.components[self.name]
+        _log_failures(given.get("log_metric"), self.name, np.isnan(values))
+        return _spread(np.where(batch.failed, np.nan, values), rows, len(completions))
 
 
 class _CachedReward:
@@ -265,13 +263,16 @@ class _CachedReward:
         return {"reward": self.reward, "last": None}
 
 
-def _spread(values: Sequence[Any], rows: Sequence[int], n: int) -> list[Any]:
-    """Return n values, None for the rows that were not scored."""
-    known = dict(zip(rows, values, strict=True))
-    return [known.get(i) for i in range(n)]
+def _log_failures(
+    log_metric: Callable[[str, float], None] | None, name: str, failed: npt.NDArray[np.bool_]
+) -> None:
+    for each in failed if log_metric is not None else ():
+        log_metric(f"{name}/fail_rate", float(each))
 
 
-def _failed_as_none(values: Scores, batch: RewardBatch) -> Rewards:
-    return [
-        None if failed else float(value) for value, failed in zip(values, batch.failed, strict=True)
-    ]
+def _spread(values: Scores, rows: Sequence[int], n: int) -> Rewards:
+    """Return n values, None for NaN and for the rows that were not scored."""
+    spread: Rewards = [None] * n
+    for row, value in zip(rows, values.tolist(), strict=True):
+        spread[row] = None if math.isnan(value) else value
+    return spread

@@ -71,13 +71,10 @@ def test_openrlhf_scores_the_same_in_another_process(reward: Reward, child) -> N
 
 def test_verl_scores_the_same_in_another_process(reward: Reward, child) -> None:
     single = verl.as_compute_score(reward, -9.0, COLUMNS)
-    batch = verl.as_batch_compute_score(reward, -9.0, COLUMNS)
     coroutine = verl.as_async_compute_score(reward, -9.0, COLUMNS, wait=0.01)
     given = {**VERL, "solution_str": COMPLETIONS[0]}
-    columns = {f"{key}s": [item] for key, item in given.items()}
     here = single(**given)
     for there in (
-        child.submit(batch, **columns).result()[0],
         child.submit(single, **given).result(),
         child.submit(run_coroutine, coroutine, given).result(),
     ):

@@ -4,7 +4,7 @@
 awaits the function if `inspect.iscoroutinefunction` is true, also for the partial in which
 `trainer/ppo/reward.py` wraps it. `reward_loop.py` makes an array for each key of the first result,
 and a float32 tensor of the scores. `remote.py` refuses a coroutine function, and calls the pickled
-partial by keyword in an actor of Ray. `workers/reward_manager/batch.py` passes lists.
+partial by keyword in an actor of Ray.
 """
 
 from __future__ import annotations
@@ -19,12 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from ctrlreward import Reward, Samples
-from ctrlreward.adapters.verl import (
-    as_async_compute_score,
-    as_batch_compute_score,
-    as_compute_score,
-)
+from ctrlreward import FunctionScorer, Reward, Samples
+from ctrlreward.adapters.verl import as_async_compute_score, as_compute_score
 
 TEXTS = ["ab", "f", "aab", "abcf", "b"]
 COLUMNS = {"labels": "ground_truth", "sources": "text"}
@@ -42,12 +38,6 @@ def by_single_calls(reward: Reward) -> list[dict[str, float | None]]:
     return [compute_score(**row) for row in rows()]
 
 
-def by_one_batch_call(reward: Reward) -> list[dict[str, float | None]]:
-    compute_score = as_batch_compute_score(reward, -9.0, COLUMNS)
-    columns = {f"{name}s": [row[name] for row in rows()] for name in rows()[0]}
-    return compute_score(**columns, from_the_config=True)
-
-
 def by_concurrent_calls(reward: Reward) -> list[dict[str, float | None]]:
     async def wrapped(function: Any, extra: dict[str, Any], **given: Any) -> Any:
         return await function(**given, **extra)
@@ -60,10 +50,7 @@ def by_concurrent_calls(reward: Reward) -> list[dict[str, float | None]]:
     return asyncio.run(run_all())
 
 
-WAYS = [by_single_calls, by_one_batch_call, by_concurrent_calls]
-
-
-@pytest.mark.parametrize(("way", "calls"), zip(WAYS, [5, 1, 1], strict=True))
+@pytest.mark.parametrize(("way", "calls"), [(by_single_calls, 5), (by_concurrent_calls, 1)])
 def test_results_equal_the_rewards_and_share_keys(reward, letters, way, calls) -> None:
     results = way(reward)
     assert len(letters.scored) == calls
@@ -81,41 +68,40 @@ def test_results_equal_the_rewards_and_share_keys(reward, letters, way, calls) -
     assert stacked["share"].tolist() == pytest.approx([0.5, worst, 2 / 3, worst, 0.0])
 
 
+def scored_together(reward: Any, texts: list[str]) -> list[dict[str, float]]:
+    compute_score = as_async_compute_score(reward, -9.0, wait=0.01)
+
+    async def score() -> list[dict[str, float]]:
+        return await asyncio.gather(*(compute_score("d", text, None) for text in texts))
+
+    return asyncio.run(score())
+
+
 @pytest.mark.parametrize("failing", [0, 63])
 def test_a_failed_component_leaves_verls_gdpo_finite(reward, failing: int) -> None:
     """`compute_gdpo_outcome_advantage` of verl 0.9.1 by hand: two keys, eight groups of eight."""
     texts = ["ab" * (i % 5) + "b" * (i % 3 + 1) for i in range(64)]
     texts[failing] = "f"
-    columns = [["d"] * 64, texts, [None] * 64, [None] * 64]
-    found = as_batch_compute_score(reward, -9.0)(*columns)
-    weights = {"share": 1.0, "length": -0.5}
-
-    def advantages(results: list[dict[str, float | None]]) -> torch.Tensor:
-        total = torch.zeros(64)
-        for key, weight in weights.items():
-            values = np.asarray([result[key] for result in results], dtype=np.float32)
-            groups = torch.from_numpy(values).reshape(8, 8)
-            normal = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
-            total += weight * normal.flatten()
-        return (total - total.mean()) / torch.sqrt(total.var() + 1e-8)
-
-    assert advantages(found).isfinite().all()
-    as_none = as_batch_compute_score(reward, -9.0, failed_components="none")(*columns)
-    assert as_none[failing]["share"] is None
-    assert not advantages(as_none).isfinite().any()  # what verl would train on
-    assert found[failing]["share"] == min(r["share"] for r in as_none if r["share"] is not None)
+    found = scored_together(reward, texts)
+    weights, total = {"share": 1.0, "length": -0.5}, torch.zeros(64)
+    for key, weight in weights.items():
+        groups = torch.tensor([result[key] for result in found]).reshape(8, 8)
+        normal = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
+        total += weight * normal.flatten()
+    advantages = (total - total.mean()) / torch.sqrt(total.var() + 1e-8)
+    assert advantages.isfinite().all()
+    assert found[failing]["share"] == min(row["share"] for row in found)
 
 
 def test_before_any_value_a_failed_component_has_the_worst_end_of_its_range(reward) -> None:
     first = as_compute_score(reward, -9.0)("d", "f", None)
     assert (first["share"], first["length"]) == (0.0, 1.0)
-    unbounded = Reward({"length": lambda texts: [None if "f" in t else len(t) for t in texts]})
-    compute_score = as_batch_compute_score(unbounded, -9.0)
-    assert compute_score(["d"], ["f"], [None], [None])[0]["length"] == -9.0
-    both = compute_score(["d"] * 2, ["ab", "f"], [None] * 2, [None] * 2)
-    assert [row["length"] for row in both] == [2.0, 2.0]
-    with pytest.raises(ValueError, match="failed_components must be one of worst"):
-        as_compute_score(reward, -9.0, failed_components="best")  # type: ignore[arg-type]
+    lengths = FunctionScorer(
+        lambda texts: [None if "f" in t else len(t) for t in texts], pointwise=True
+    )
+    unbounded = Reward({"length": lengths})
+    assert scored_together(unbounded, ["f"])[0]["length"] == -9.0
+    assert [row["length"] for row in scored_together(unbounded, ["ab", "f"])] == [2.0, 2.0]
 
 
 def test_the_remote_manager_gets_a_plain_function_by_keyword(reward) -> None:
@@ -190,13 +176,10 @@ def test_texts_start_with_a_mapped_prefix(reward, letters) -> None:
 
 
 def test_what_would_be_scored_wrong_is_an_error(reward, kinds) -> None:
-    compute_score = as_batch_compute_score(reward, -9.0, {"labels": "tone"})
     with pytest.raises(ValueError, match="tone"):
-        compute_score(["d"] * 2, ["a", "b"], ["", ""], [{"tone": "glad"}, {"mood": "sad"}])
+        as_compute_score(reward, -9.0, {"labels": "tone"})("d", "b", "", {"mood": "sad"})
     with pytest.raises(ValueError, match="failed_score"):
         as_compute_score(reward, float("nan"))
-    kinds_reward = Reward({"kinds": kinds["kinds"]})
     for build in (as_compute_score, as_async_compute_score):
         with pytest.raises(ValueError, match="kinds"):
-            build(kinds_reward, -9.0)
-    assert as_batch_compute_score(kinds_reward, -9.0)(["d"] * 2, ["a", "a"], [""] * 2, [None] * 2)
+            build(Reward({"kinds": kinds["kinds"]}), -9.0)
