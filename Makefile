@@ -27,10 +27,11 @@ demo: $(DEMO)  ## fine-tune a small generator on a reward; writes runs/demo
 TRANSFER := configs/textual_transfer
 MODELS ?= m0 m1 m2 m3 m4 m5 m6 m7
 transfer: $(DEMO)  ## train models of textual transfer; writes runs/textual_transfer
-	for model in $(MODELS); do WANDB_MODE=offline $(BIN)/ctrlreward train \
-		--config $(TRANSFER)/$$model.yaml --config $(TRANSFER)/small.yaml $(ARGS) || exit; done
-	$(BIN)/python -m ctrlreward.recipes.papers.textual_transfer.transfer_table \
-		$(addprefix runs/textual_transfer/,$(MODELS)) --output runs/textual_transfer
+	for model in $(MODELS); do WANDB_MODE=offline $(BIN)/ctrlreward train --config $(TRANSFER)/yelp.yaml \
+		--config $(TRANSFER)/small.yaml --values.model $$model $(ARGS) || exit; done
+	$(BIN)/python -m ctrlreward.recipes.papers.textual_transfer.tables \
+		$(addprefix runs/textual_transfer/,$(MODELS)) --json runs/textual_transfer/tables.json \
+		--figure runs/textual_transfer/trajectories.png
 
 # Tiny models gain nothing from threads. A process more than two cores uses the time in which tests
 # wait for servers and Ray.

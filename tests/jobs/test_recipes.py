@@ -101,8 +101,10 @@ def test_a_second_copy_replaces_nothing_that_was_changed(
     tmp_path: Path, fails: Callable[..., str]
 ) -> None:
     folder = tmp_path / "mine"
-    main(["recipes", "copy", "m2", str(folder)])
-    main(["recipes", "copy", "m3", str(folder)])  # shares four files with it
-    (folder / "yelp.yaml").write_text("seed_everything: 1\n")
-    assert f"{folder / 'yelp.yaml'} would be replaced" in fails("recipes", "copy", "m4", folder)
-    assert not (folder / "m4.yaml").exists()
+    main(["recipes", "copy", "topic_smollm2", str(folder)])
+    main(["recipes", "copy", "formality_smollm2", str(folder)])  # shares a file with it
+    changed = folder / "sentiment_smollm2.yaml"
+    changed.write_text("seed_everything: 1\n")
+    said = fails("recipes", "copy", "multi_attribute_smollm2", folder)
+    assert f"{changed} would be replaced" in said
+    assert not (folder / "multi_attribute_smollm2.yaml").exists()

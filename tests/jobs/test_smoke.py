@@ -26,7 +26,7 @@ JOBS = [
     if path.stem not in ON_TOP
     and ({"trainer", "model"} <= (keys := read_config(path).keys()) or "extends" in keys)
 ]
-JOBS += [[TRANSFER / "m7.yaml", TRANSFER / f"{name}.yaml"] for name in ON_TOP]
+JOBS += [[TRANSFER / "yelp.yaml", TRANSFER / f"{name}.yaml"] for name in ON_TOP]
 
 
 def one_of_each_kind() -> list[Any]:

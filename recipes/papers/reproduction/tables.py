@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from ctrlreward.functional.reproducibility import StudyAgreement, Table, compare_tables
-from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
 from ctrlreward.runs.results import read_run
 
 # Scores of the `original` outputs and of their `reproduction` (Tables 1 and 2) with the deviations
@@ -45,7 +44,7 @@ def report() -> str:
         for system, value in values.items()
         for column in [printed("original")[study][metric]]
     ]
-    authors = markdown_table(["system", "metric", "Tables 1, 2", "the original authors"], rows)
+    authors = _markdown(["system", "metric", "Tables 1, 2", "the original authors"], rows)
     return "\n\n".join([*studies, _DIFFERENCES, authors])
 
 
@@ -53,7 +52,7 @@ def _study(number: int, study: str, agreement: StudyAgreement) -> Iterator[str]:
     yield f"Table {number}, {study}: CV* in per cent; in brackets the paper's, where it differs"
     theirs = printed("cv_star")[study]
     rows = {m: {**a.cv_star, _MEAN: a.mean_cv_star} for m, a in agreement.metrics.items()}
-    yield markdown_table(
+    yield _markdown(
         ["metric", *agreement.systems, _MEAN],
         [
             [metric, *(_beside(value, theirs[metric][name], 2) for name, value in row.items())]
@@ -79,6 +78,17 @@ def _beside(value: float, published: float, digits: int) -> str:
     # The paper prints one mean, 1.725, with a third digit.
     differs = abs(value - published) > 0.501 * 10**-digits
     return f"{rounded} ({published:.{digits}f})" if differs else rounded
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table; all columns but the first are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    rule = [":".ljust(widths[0], "-"), *(":".rjust(width, "-") for width in widths[1:])]
+    lines = []
+    for first, *others in (header, rule, *rows):
+        right = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append(" | ".join([first.ljust(widths[0]), *right]))
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _listed(values: Mapping[str, float]) -> str:

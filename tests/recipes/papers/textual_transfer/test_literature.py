@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import textwrap
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ctrlreward.recipes.data_sets import local_file
-from ctrlreward.recipes.papers.textual_transfer import literature
-from ctrlreward.recipes.papers.textual_transfer.literature import write_literature
+from ctrlreward.recipes.papers.textual_transfer.literature import (
+    replace_names,
+    split_paragraphs,
+    write_literature,
+)
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "textual_transfer"
 
@@ -40,8 +45,8 @@ def read(folder: Path) -> dict[str, list[str]]:
 
 def test_every_sentence_is_written_once_or_counted(files, tmp_path: Path) -> None:
     report = write_literature(files, str(tmp_path / "data"), dev=2, test=3)
-    assert json.loads((tmp_path / "data" / "report.json").read_text()) == report
-    old, new = report["styles"]["old"], report["styles"]["new"]
+    assert json.loads((tmp_path / "data" / "report.json").read_text())["styles"] == report
+    old, new = report["old"], report["new"]
     # A title before a name is replaced with it: the repeated sentence in small letters has none.
     assert old == {
         "found": 14, "dropped: unknown words": 0, "dropped: no final mark": 1,
@@ -65,18 +70,9 @@ def test_a_seed_fixes_the_split_and_other_files_stay(files, tmp_path: Path) -> N
     assert first == again != other
     assert sorted(chain(*first.values())) == sorted(chain(*other.values()))
     (folders[0] / "report.json").unlink()
-    with pytest.raises(ValueError, match=r"does not contain report.json; it would be replaced"):
+    with pytest.raises(ValueError, match="folder"):
         write_literature(files, str(folders[0]), dev=2, test=2, seed=1)
     assert read(folders[0]) == first
-
-
-def test_command(files, tmp_path: Path, fails: Callable[..., str], capsys) -> None:
-    options = ["--files", json.dumps(files), "--dev=2", "--test=2", "--folder"]
-    literature.main([*options, str(tmp_path / "rule")])
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["new"]["train"] == 6
-    options += [str(tmp_path / "missing"), "--files.old=[nowhere.txt]"]
-    assert "nowhere.txt" in fails(*options, program=literature.main)
 
 
 def configuration(name: str) -> Any:
@@ -86,28 +82,24 @@ def configuration(name: str) -> Any:
 def test_configurations_agree() -> None:
     """What one configuration writes is what the others read."""
     written = configuration("literature_data")
-    files = {style: f"{written['folder']}/train.{i}" for i, style in enumerate(written["files"])}
-    dev, test = ([f"{written['folder']}/{part}.{i}" for i in (0, 1)] for part in ("dev", "test"))
+    train, dev, test = (
+        [f"{written['folder']}/{part}.{i}" for i in (0, 1)] for part in ("train", "dev", "test")
+    )
     transfer = configuration("literature")
-    data = transfer["data"]["init_args"]
-    assert (data["files"], data["exclude"]) == (files, [*dev, *test])
-    assert data["words"] == written["words"]
-    callbacks = [callback["init_args"] for callback in transfer["trainer"]["callbacks"]]
-    selection, report = (options for options in callbacks if "sentences" in options)
-    assert list(selection["sentences"]["files"].values()) == dev
-    assert list(report["sentences"]["files"].values()) == test
-    encoder = report["scoring_models"]["encoder"]["init_args"]
-    assert encoder == {"corpus": list(files.values()), "exclude": data["exclude"]}
-    models = [configuration(Path(judge["config"]).stem) for judge in data["models"]]
+    values = transfer["values"]
+    assert values["corpus"] == train
+    assert values["held_out"] == [*dev, *test]
+    styles = list(written["files"])
+    assert values["dev"] == dict(zip(styles, dev, strict=True))
+    assert values["test"] == dict(zip(styles, test, strict=True))
+    assert transfer["data"]["init_args"]["words"] == written["words"]
+    models = [configuration(Path(judge["config"]).stem) for judge in values["models"]]
     roots = [model["trainer"]["default_root_dir"] for model in models]
-    folders = [model["model"]["init_args"]["folder"] for model in models]
-    assert folders == ["${trainer.default_root_dir}/model"] * 2
-    assert [f"{root}/model" for root in roots] == [judge["folder"] for judge in data["models"]]
+    assert [f"{root}/model" for root in roots] == [judge["folder"] for judge in values["models"]]
     classifier, language_model = (model["data"]["init_args"] for model in models)
-    assert (classifier["train"], classifier["exclude"]) == (files, dev)
-    assert list(classifier["test"].values()) == test
-    assert language_model["train"] == list(files.values())
-    assert (language_model["test"], language_model["exclude"]) == (test, dev)
+    assert (list(classifier["train"].values()), classifier["exclude"]) == (train, dev)
+    assert (language_model["train"], language_model["exclude"]) == (train, dev)
+    assert list(classifier["test"].values()) == language_model["test"] == test
 
 
 def letters(text: str) -> str:
@@ -119,11 +111,11 @@ def test_sentences_of_dickens_and_wikipedia(data_dir: Path, tmp_path: Path) -> N
     named = configuration("literature_data")["files"]
     books = {style: [str(local_file(file)) for file in files] for style, files in named.items()}
     report = write_literature(books, str(tmp_path / "data"), dev=500, test=500)
-    for counts in report["styles"].values():
+    for counts in report.values():
         dropped = sum(n for reason, n in counts.items() if reason.startswith("dropped"))
         assert counts["found"] == dropped + sum(counts[part] for part in ("train", "dev", "test"))
-    assert report["styles"]["dickens"]["train"] > 8000
-    assert report["styles"]["modern"]["train"] > 2500
+    assert report["dickens"]["train"] > 8000
+    assert report["modern"]["train"] > 2500
     written = read(tmp_path / "data")
     assert all(not set(a) & set(b) for a, b in combinations(written.values(), 2))
     for sentence in chain.from_iterable(written.values()):
@@ -135,8 +127,85 @@ def test_sentences_of_dickens_and_wikipedia(data_dir: Path, tmp_path: Path) -> N
         original = letters("".join(Path(path).read_text(encoding="utf-8") for path in paths))
         sentences = [s for s in written[f"test.{number}"] if not re.search("-person-|-loc", s)]
         assert all(letters(sentence) in original for sentence in sentences[:100])
-    assert report["styles"]["dickens"]["-PERSON-"] > 3000
+    assert report["dickens"]["-PERSON-"] > 3000
     sentences = chain.from_iterable(written[f"{part}.0"] for part in ("train", "dev", "test"))
     dickens = set(" ".join(sentences).split())
     assert not dickens & {"oliver", "fagin", "joe", "herbert", "wemmick", "havisham", "london"}
     assert {"-person-", "-location-", "sunday", "convict"} < dickens
+
+
+# Running text
+
+BOOK = """\ufeffThe Project Gutenberg eBook of Our Test
+*** START OF THE PROJECT GUTENBERG EBOOK OUR TEST ***
+
+THE LAMP
+BY
+NOBODY
+CHAPTER I. In which a lamp is lit
+The lamp was lit; it was a light-
+house lamp, and a well-
+worn one. Every lighthouse had one, said
+I.
+
+II
+\u2018It\u2019s late,\u2019 he said. \u2018Give \u2019em the _old_ lamp\u2014or
+THE NEW ONE, please.\u2019
+
+*** END OF THE PROJECT GUTENBERG EBOOK OUR TEST ***
+Licence.
+"""
+
+
+def test_book_loses_its_wrapping() -> None:
+    assert split_paragraphs(BOOK.replace("\n", "\r\n")) == split_paragraphs(BOOK)
+    assert split_paragraphs(BOOK) == [
+        "The lamp was lit; it was a lighthouse lamp, and a well-worn one. "
+        "Every lighthouse had one, said I.",
+        '"It\'s late," he said. "Give \'em the old lamp - or THE NEW ONE, please."',
+    ]
+
+
+WORDS = st.text("abcdefgh", min_size=1, max_size=12)
+
+
+@given(st.lists(st.lists(WORDS, min_size=1).map(" ".join), min_size=1), st.integers(12, 80))
+def test_wrapping_at_any_width_is_undone(paragraphs: list[str], width: int) -> None:
+    assert split_paragraphs("\n\n".join(textwrap.fill(p, width) for p in paragraphs)) == paragraphs
+
+
+@pytest.mark.parametrize(
+    ("tokenized", "typeset"),
+    [
+        ('It is a two @-@ part " show " , at 1 @,@ 200 .', 'It is a two-part "show", at 1,200.'),
+        ('" We won ! " he said . " So , " he said .', '"We won!" he said. "So," he said.'),
+        ("It is 3 @.@ 5 km : too far ?", "It is 3.5 km: too far?"),
+    ],
+)
+def test_tokenized_text_is_set_as_printed(tokenized: str, typeset: str) -> None:
+    assert split_paragraphs(f" \n = Title = \n {tokenized} \n = = End = = \n") == [typeset]
+    assert split_paragraphs(typeset) == [typeset]
+
+
+def test_capital_letters_tell_names() -> None:
+    sentences = [
+        "And Anna Berg left the old house in Rostock.",
+        "Then Anna, who hates Rostock, met Mr. Hope at the Bell.",
+        "Anna's hope was a bell in Rostock on a Monday with English fog, and a house is a house.",
+        "House by house, they saw Mrs. Van Berg.",
+    ]
+    assert replace_names(sentences) == [
+        "And -PERSON- left the old house in -LOCATION-.",
+        "Then -PERSON-, who hates -LOCATION-, met -PERSON- at the Bell.",
+        "-PERSON-'s hope was a bell in -LOCATION- on a Monday with English fog, and a house is a "
+        "house.",
+        "House by house, they saw -PERSON-.",
+    ]
+    assert replace_names([]) == []
+
+
+def test_a_word_that_is_also_a_small_one_is_no_name() -> None:
+    often = ["he saw Rose there." for _ in range(19)]
+    small = "a rose there."
+    assert replace_names([*often, "he saw Rose there.", small])[0] == "he saw -PERSON- there."
+    assert replace_names([*often, small])[0] == "he saw Rose there."

@@ -1,9 +1,10 @@
-"""Batches of sentences of two styles, as Shen et al. (2017) train on them."""
+"""Sentences of two styles: vocabulary and batches, as Shen et al. (2017) train on them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -12,23 +13,90 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_info
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
 from ctrlreward.models.batching import pad_rows
-from ctrlreward.recipes.papers.textual_transfer.paraphrases import Paraphrases
-from ctrlreward.recipes.papers.textual_transfer.vocabulary import (
-    PAD,
-    subword_vocabulary,
-    word_vocabulary,
-)
+from ctrlreward.models.words import split_words
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import EpochOrder, ResumableLoader
 
 Row = list[int]
 Item = TypeVar("Item")
+
+SPECIAL_TOKENS = ("<pad>", "<go>", "<eos>", "<unk>")
+PAD, GO, EOS, UNK = range(4)
+
+
+def word_vocabulary(
+    sentences: Iterable[str], min_count: int = 5, max_words: int | None = None
+) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of the lower-cased words of sentences, split at white space.
+
+    Tokens 0 to 3 are `SPECIAL_TOKENS`, none of which is added to a text; then words by falling
+    frequency.
+
+    Args:
+        sentences: Tokenized sentences: `great .`, not `great.`.
+        min_count: Words that occur less often are unknown words (5 in Shen et al., 2017).
+        max_words: Largest number of words, special tokens apart; None for no limit.
+
+    Raises:
+        ValueError: No word occurs often enough.
+    """
+    counts = Counter(word for sentence in sentences for word in split_words(sentence))
+    frequent = {w: n for w, n in counts.items() if n >= min_count and w not in SPECIAL_TOKENS}
+    # Equally frequent words in alphabetical order: ids do not depend on the order of sentences.
+    words = sorted(frequent, key=lambda word: (-frequent[word], word))[:max_words]
+    if not words:
+        raise ValueError(f"no word of the sentences occurs min_count = {min_count} times")
+    ids = {word: i for i, word in enumerate([*SPECIAL_TOKENS, *words])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=SPECIAL_TOKENS[UNK]))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return vocabulary_from_json(tokenizer.to_str())
+
+
+def subword_vocabulary(sentences: Iterable[str], size: int) -> PreTrainedTokenizerFast:
+    """Return a byte-pair encoding of lower-cased sentences (Sennrich et al., 2016).
+
+    Tokens 0 to 3 are as in `word_vocabulary`. Decoding restores the spaces.
+
+    Args:
+        sentences: Sentences to learn the merges from.
+        size: Number of tokens, special tokens included; few distinct words give fewer.
+
+    Raises:
+        ValueError: `size` is too small for the characters of the sentences.
+    """
+    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[UNK]))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Lowercase(), normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), " ")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=list(SPECIAL_TOKENS), show_progress=False
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    if tokenizer.get_vocab_size() > size:
+        raise ValueError(
+            f"size must be {tokenizer.get_vocab_size()} or more, the characters of the sentences, "
+            f"got {size}"
+        )
+    return vocabulary_from_json(tokenizer.to_str())
+
+
+def vocabulary_from_json(text: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer from its `backend_tokenizer.to_str()`, as a checkpoint stores it."""
+    pad, go, eos, unk = SPECIAL_TOKENS
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(text),
+        **{"pad_token": pad, "bos_token": go, "eos_token": eos, "unk_token": unk},
+    )
 
 
 @dataclass
@@ -76,27 +144,25 @@ class TransferSentences(pl.LightningDataModule):
         count: Number of sentences of each style, drawn at random; None for all.
         min_count: Words that occur less often are unknown words.
         max_words: Largest number of words of the vocabulary; None for no limit.
-        subwords: Number of tokens of a byte-pair encoding that is used in place of words; None for
-            words.
+        subwords: Number of tokens of a byte-pair encoding in place of words; None for words.
         batch_size: Sentences of each style per batch, and paraphrase pairs.
-        paraphrases: Paraphrase pairs for the loss of eq. 5; None for a model without it.
         models: Models that are trained first where their folder does not exist.
         shuffle_distance: Words are sorted by i + `shuffle_distance` · U[0, 1) for the encoder, so
             that each moves by less than this many places; 0 for no noise.
         seed: Seed of the choice of sentences, of their order and of the noise.
 
     Attributes:
-        tokenizer: Vocabulary of the training sentences; see `vocabulary`.
+        tokenizer: Vocabulary of the training sentences.
         styles: The two styles, in order.
         sentences: Style → training sentences, in lower case.
-        pairs: Paraphrase pairs.
-        batches_per_epoch: Number of batches of an epoch.
+        pairs: Paraphrase pairs, which a model with the loss of eq. 5 sets.
 
     Raises:
-        ValueError: `files` does not have exactly two styles, both `subwords` and `max_words` are
-            given, or a number is out of range. In `setup`: a style has no sentence, or fewer than
-            `count`.
+        ValueError: `files` does not have two styles. In `setup`: a style has no sentence, or fewer
+            than `count`.
     """
+
+    tokenizer: PreTrainedTokenizerFast
 
     def __init__(
         self,
@@ -108,7 +174,6 @@ class TransferSentences(pl.LightningDataModule):
         max_words: int | None = None,
         subwords: int | None = None,
         batch_size: int = 64,
-        paraphrases: Paraphrases | None = None,
         models: Sequence[TrainedFirst] = (),
         shuffle_distance: float = 4.0,
         seed: int = 0,
@@ -116,29 +181,13 @@ class TransferSentences(pl.LightningDataModule):
         super().__init__()
         if len(files) != 2:
             raise ValueError(f"files must have two styles, got {', '.join(files) or 'none'}")
-        if subwords is not None and max_words is not None:
-            raise ValueError(
-                f"subwords = {subwords} and max_words = {max_words} exclude each other: a "
-                "vocabulary has subwords or words"
-            )
-        if batch_size < 1 or (count is not None and count < 1):
-            raise ValueError(
-                f"batch_size and count must be 1 or more, got {batch_size} and {count}"
-            )
-        if not 1 <= words[0] <= words[1]:
-            raise ValueError(f"words must be two numbers of 1 or more in order, got {words}")
-        if not shuffle_distance >= 0:
-            raise ValueError(f"shuffle_distance must be 0 or more, got {shuffle_distance}")
         first, second = files
         self.files, self.exclude = files, exclude
         self.styles: tuple[str, str] = (first, second)
         self.words, self.count = words, count
         self.min_count, self.max_words, self.subwords = min_count, max_words, subwords
-        self.batch_size = batch_size
-        self.paraphrases = paraphrases
-        self.models = models
-        self.shuffle_distance = shuffle_distance
-        self.seed = seed
+        self.batch_size, self.models = batch_size, models
+        self.shuffle_distance, self.seed = shuffle_distance, seed
         self.sentences: dict[str, list[str]] = {}
         self.pairs: list[tuple[str, str]] = []
 
@@ -148,19 +197,17 @@ class TransferSentences(pl.LightningDataModule):
             model.train_if_absent()
 
     def setup(self, stage: str) -> None:
-        """Read the files, and build vocabulary and paraphrase pairs; once per object."""
+        """Read the files and build the vocabulary, once per object."""
         if self.sentences:
             return
         held_out = read_held_out(self.exclude)
         sentences = {style: self._read(style, held_out) for style in self.styles}
         texts = [text for style in self.styles for text in sentences[style]]
-        self.tokenizer: PreTrainedTokenizerFast = (
+        self.tokenizer = (
             word_vocabulary(texts, self.min_count, self.max_words)
             if self.subwords is None
             else subword_vocabulary(texts, self.subwords)
         )
-        if self.paraphrases is not None:
-            self.pairs = self.paraphrases.pairs(*sentences.values())
         self.sentences = sentences
         sizes = ", ".join(f"{len(sentences[style])} {style}" for style in self.styles)
         rank_zero_info(
@@ -195,9 +242,8 @@ class TransferSentences(pl.LightningDataModule):
         ]
         if len(texts) < (self.count or 1):
             raise ValueError(
-                f"{self.files[style]} has {len(texts)} sentences of {shortest} to {longest} words "
-                f"that are not held out, fewer than {self.count or 1}. Use a larger file, a "
-                "smaller count, or other limits of words."
+                f"{self.files[style]} must have {self.count or 1} sentences of {shortest} to "
+                f"{longest} words that are not held out, got {len(texts)}"
             )
         return texts if self.count is None else random.Random(self.seed).sample(texts, self.count)
 
@@ -211,11 +257,11 @@ class _Batches(Dataset[TransferBatch]):
         most = max(map(len, data.sentences.values()))
         self.rows: list[list[Sequence[Row]]] = []  # of each style, the rows of each batch
         for texts in (data.sentences[style] for style in data.styles):
-            rows = _encode(data, [texts[i % len(texts)] for i in range(most)])
+            rows = data.tokenizer([texts[i % len(texts)] for i in range(most)]).input_ids
             # Equally long rows are in random order.
             rows = sorted(random.Random(data.seed).sample(rows, len(rows)), key=len)
             self.rows.append(_in_parts(rows, self.count))
-        sides = [_encode(data, [pair[i] for pair in data.pairs]) for i in range(2)]
+        sides = [data.tokenizer(list(side)).input_ids for side in zip(*data.pairs, strict=True)]
         pairs = sorted(zip(*sides, strict=True), key=lambda pair: max(map(len, pair)))
         self.pairs = _in_parts(pairs, max(1, -(-len(pairs) // data.batch_size)))
 
@@ -229,14 +275,13 @@ class _Batches(Dataset[TransferBatch]):
         pairs = self.pairs[draws.integers(len(self.pairs))]
         source_pairs, source_lengths = _padded([u for u, _ in pairs])
         target_pairs, target_lengths = _padded([v for _, v in pairs])
-        noisy = _shuffled(words, lengths, self.shuffle_distance, draws)
+        places = torch.arange(words.shape[1])
+        moved = places + self.shuffle_distance * torch.from_numpy(draws.random(words.shape))
+        moved[places >= lengths[:, None]] = torch.inf  # padding stays at the end
+        noisy = words.gather(1, moved.argsort(dim=1, stable=True))
         styles = torch.arange(2).repeat_interleave(len(rows) // 2)
         sides = source_pairs, target_pairs, source_lengths, target_lengths
         return TransferBatch(words, noisy, lengths, styles, *sides)
-
-
-def _encode(data: TransferSentences, texts: Sequence[str]) -> list[Row]:
-    return data.tokenizer(list(texts)).input_ids if texts else []
 
 
 def _in_parts(rows: Sequence[Item], parts: int) -> list[Sequence[Item]]:
@@ -251,13 +296,3 @@ def _padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         return torch.zeros((0, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
     ids, mask = pad_rows(list(map(tuple, rows)), PAD, torch.device("cpu"))
     return ids, mask.sum(1)
-
-
-def _shuffled(
-    words: Tensor, lengths: Tensor, distance: float, draws: np.random.Generator
-) -> Tensor:
-    """Sort the words of each row by i + distance · U[0, 1); padding stays at the end."""
-    places = torch.arange(words.shape[1])
-    moved = places + distance * torch.from_numpy(draws.random(words.shape))
-    moved[places >= lengths[:, None]] = torch.inf
-    return words.gather(1, moved.argsort(dim=1, stable=True))

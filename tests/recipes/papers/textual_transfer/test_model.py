@@ -1,8 +1,12 @@
-"""The objective of a batch against sentences on their own, with GRU, TextCNN and sums by loops."""
+"""The objective of a batch against sentences on their own, with GRU, TextCNN and sums by loops.
+
+Eqs. 3 and 7 against plain loops in float64, and the gradients of eq. 7 against differences.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -12,23 +16,23 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
-from ctrlreward.recipes.papers.textual_transfer.batches import TransferBatch
-from ctrlreward.recipes.papers.textual_transfer.losses import gradient_penalty
-from ctrlreward.recipes.papers.textual_transfer.networks import (
+from ctrlreward.recipes.papers.textual_transfer.data import EOS, GO, PAD, UNK, TransferBatch
+from ctrlreward.recipes.papers.textual_transfer.model import (
     StateDiscriminator,
     TransferNetworks,
-    without_dropout,
-)
-from ctrlreward.recipes.papers.textual_transfer.objective import (
     adversarial_losses,
+    critic_loss,
+    discriminator_loss,
     discriminator_losses,
+    generator_loss,
+    gradient_penalty,
     paraphrase,
     reconstruction,
     transfer_losses,
     unfold,
+    without_dropout,
 )
-from ctrlreward.recipes.papers.textual_transfer.style_models import StyleLanguageModel
-from ctrlreward.recipes.papers.textual_transfer.vocabulary import EOS, GO, PAD, UNK
+from ctrlreward.recipes.papers.textual_transfer.train import StyleLanguageModel
 
 WORDS, EMBEDDING, STYLE, CONTENT = 9, 3, 2, 4
 Sentence = list[int]
@@ -88,23 +92,22 @@ def gru(cell: nn.GRU, word: Tensor, state: Tensor) -> Tensor:
 
 
 def encode(networks: TransferNetworks, ids: Sentence, style: int) -> Tensor:
-    encoder = networks.encoder
-    state = torch.cat([encoder.style.weight[style], torch.zeros(CONTENT).double()])
+    state = torch.cat([networks.encoder_style.weight[style], torch.zeros(CONTENT).double()])
     for word in reversed(ids):
-        state = gru(encoder.cell, networks.embedding.weight[word], state)
+        state = gru(networks.encoder, networks.embedding.weight[word], state)
     return state[-CONTENT:]
 
 
 def start(networks: TransferNetworks, style: int, content: Tensor) -> Tensor:
-    return torch.cat([networks.generator.style.weight[style], content])
+    return torch.cat([networks.generator_style.weight[style], content])
 
 
 def nll(networks: TransferNetworks, ids: Sentence, style: int, content: Tensor) -> Tensor:
     """-log p_G of a sentence and its end."""
     state, loss = start(networks, style, content), torch.zeros(()).double()
     for word, following in pairwise([GO, *ids, EOS]):
-        state = gru(networks.generator.cell, networks.embedding.weight[word], state)
-        loss = loss - networks.generator.output(state).log_softmax(0)[following]
+        state = gru(networks.generator, networks.embedding.weight[word], state)
+        loss = loss - networks.output(state).log_softmax(0)[following]
     return loss
 
 
@@ -112,8 +115,8 @@ def transfer(networks: TransferNetworks, style: int, content: Tensor, steps: int
     """The likeliest words up to the end, none of them reserved."""
     state, word, ids = start(networks, style, content), GO, []
     for _ in range(steps):
-        state = gru(networks.generator.cell, networks.embedding.weight[word], state)
-        logits = networks.generator.output(state).tolist()
+        state = gru(networks.generator, networks.embedding.weight[word], state)
+        logits = networks.output(state).tolist()
         word = max((EOS, *range(UNK + 1, WORDS)), key=lambda w: logits[w])
         if word == EOS:
             break
@@ -128,9 +131,9 @@ def states_over(
     vectors = networks.embedding.weight
     states, word = [start(networks, style, content)], vectors[GO]
     for i in range(steps):
-        states.append(gru(networks.generator.cell, word, states[-1]))
+        states.append(gru(networks.generator, word, states[-1]))
         if ids is None:
-            word = networks.generator.output(states[-1]).softmax(0) @ vectors
+            word = networks.output(states[-1]).softmax(0) @ vectors
         else:
             word = vectors[(ids + [PAD] * steps)[i]]
     return torch.stack(states)
@@ -167,7 +170,9 @@ def assert_same(networks: nn.Module, losses: dict[str, Tensor], twins: dict[str,
 def test_losses_of_a_batch_are_those_of_its_sentences(seed: int, k: int, longest: int) -> None:
     networks, batch = networks_of(seed), batch_of(seed, k, longest)
     torch.manual_seed(seed)
-    models = [StyleLanguageModel(WORDS, 3, 4).double().eval().requires_grad_(False) for _ in "01"]
+    models = [
+        StyleLanguageModel(WORDS, 3, 4, 0.0).double().eval().requires_grad_(False) for _ in "01"
+    ]
     states = unfold(networks, batch, temperature=0.0)
     steps = batch.words.shape[1] + 1
     twins = dict.fromkeys(("reconstruction", "cycle", "language", "paraphrase"), torch.tensor(0.0))
@@ -179,10 +184,10 @@ def test_losses_of_a_batch_are_those_of_its_sentences(seed: int, k: int, longest
         # A sentence without words is read as its end.
         again = encode(networks, written or [EOS], other)
         twins["cycle"] = twins["cycle"] + nll(networks, ids, style, again) / k
-        model = models[other](torch.tensor([[GO, *written]]))[0].exp()
+        said = models[other](torch.tensor([[GO, *written]]))[0].exp()
         over = states_over(networks, written, other, content, len(written) + 1)[1:]
-        own = networks.generator.output(over).log_softmax(-1)
-        twins["language"] = twins["language"] - (model * own).sum() / k
+        own = networks.output(over).log_softmax(-1)
+        twins["language"] = twins["language"] - (said * own).sum() / k
     for i in range(len(batch.source_pairs)):
         u = row(batch.source_pairs, batch.source_lengths, i)
         v = row(batch.target_pairs, batch.target_lengths, i)
@@ -190,8 +195,8 @@ def test_losses_of_a_batch_are_those_of_its_sentences(seed: int, k: int, longest
             loss = nll(networks, v, style, encode(networks, u, style))
             twins["paraphrase"] = twins["paraphrase"] + loss / len(batch.source_pairs)
     losses = {
-        "reconstruction": reconstruction(networks, batch, states),
-        **transfer_losses(networks, batch, states, models),
+        "reconstruction": reconstruction(networks, states.real, batch.words, batch.lengths),
+        **transfer_losses(networks, batch, states.content, models),
         "paraphrase": paraphrase(networks, batch),
     }
     assert_same(networks, losses, twins)
@@ -234,16 +239,16 @@ def test_each_discriminator_sees_its_style_and_what_is_transferred_into_it(
             for each in (real, fake)
         )
         points = torch.stack(real[t]).detach(), torch.stack(fake[t]).detach()
-        penalty = gradient_penalty(critic, *points, share)  # test_losses.py has its twin
+        penalty = gradient_penalty(critic, *points, share)  # its twin is below
         twins[f"critic_{t}"] = says_fake - says_real + 10 * penalty
         gaps = gaps + says_fake - says_real
     states = unfold(networks, batch, temperature=0.0)
     torch.manual_seed(seed)
-    judged = discriminator_losses(states.detached(), *pairs)
+    judged = discriminator_losses(states, *pairs)
     assert_same(nn.ModuleList(pairs[0] + pairs[1]), judged, twins)
     aims = adversarial_losses(states, *pairs, form)
     assert_same(networks, aims, {"adversarial": total, "critic": -gaps})
-    assert not states.detached().fake.requires_grad
+    assert states.fake.requires_grad
 
 
 @few
@@ -276,3 +281,109 @@ def test_only_dropout_and_gumbel_noise_are_random() -> None:
     content = first.content
     written = [networks.write(batch.styles, content, 6)[0] for _ in range(2)]
     assert torch.equal(*written)  # in train mode, too
+
+
+# Losses on their own
+
+SEEDS = st.integers(0, 2**31)
+SIZES = st.integers(1, 4)
+
+
+def draw(seed: int, *shapes: tuple[int, ...], scale: float = 1.0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [scale * torch.randn(shape, generator=generator).double() for shape in shapes]
+
+
+def log_sigmoid(x: float) -> float:
+    return -math.log1p(math.exp(-x)) if x > 0 else x - math.log1p(math.exp(x))
+
+
+def differences(loss: Callable[[], Tensor], values: Tensor, step: float = 1e-6) -> Tensor:
+    """Central differences of a loss in each of the values."""
+    flat, slopes = values.data.view(-1), torch.zeros_like(values).view(-1)
+    for i in range(len(flat)):
+        kept = flat[i].item()
+        flat[i] = kept + step
+        above = loss().item()
+        flat[i] = kept - step
+        slopes[i] = (above - loss().item()) / (2 * step)
+        flat[i] = kept
+    return slopes.view_as(values)
+
+
+def smooth(seed: int, width: int) -> nn.Module:
+    """A critic without kinks."""
+    torch.manual_seed(seed)
+    layers = nn.Linear(width, 5), nn.Tanh(), nn.Linear(5, 1)
+
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*layers).double()
+
+        def forward(self, states: Tensor) -> Tensor:
+            return self.layers(states).sum(dim=(1, 2))
+
+    return Critic()
+
+
+# Values
+
+
+@given(SEEDS, SIZES, SIZES, st.sampled_from([1.0, 50.0]))
+def test_adversarial_losses_are_mean_logarithms(seed: int, n: int, m: int, scale: float) -> None:
+    real, fake = draw(seed, (n,), (m,), scale=scale)
+    says_real = sum(log_sigmoid(x) for x in real.tolist()) / n
+    says_fake = sum(log_sigmoid(-x) for x in fake.tolist()) / m
+    fooled = sum(log_sigmoid(x) for x in fake.tolist()) / m
+    loss = discriminator_loss(real, fake).item()
+    assert loss == pytest.approx(-says_real - says_fake, abs=1e-6)
+    assert generator_loss(real, fake, "minimax").item() == pytest.approx(-loss, abs=1e-6)
+    assert generator_loss(real, fake, "non_saturating").item() == pytest.approx(-fooled, abs=1e-6)
+
+
+@given(SEEDS, SIZES, SIZES, SIZES)
+def test_the_penalty_is_that_of_numerical_slopes(seed: int, n: int, steps: int, width: int) -> None:
+    real, fake = draw(seed, (n, steps, width), (n, steps, width))
+    share = torch.rand(n, generator=torch.Generator().manual_seed(seed)).double()
+    critic, expected = smooth(seed, width), 0.0
+    for i in range(n):
+        between = share[i] * real[i] + (1 - share[i]) * fake[i]
+        slope = differences(lambda x=between: critic(x[None])[0], between)
+        expected += (math.sqrt((slope**2).sum().item()) - 1) ** 2 / n
+    assert gradient_penalty(critic, real, fake, share).item() == pytest.approx(expected, abs=1e-6)
+    gap = (critic(fake).sum() - critic(real).sum()).item() / n
+    loss = critic_loss(critic, real, fake, share).item()
+    assert loss == pytest.approx(gap + 10 * expected, abs=1e-5)
+
+
+def test_a_flat_critic_has_a_penalty_of_one_and_finite_gradients() -> None:
+    critic = nn.Linear(2, 1).double()
+    nn.init.zeros_(critic.weight)
+    real, fake = draw(0, (3, 2, 2), (3, 2, 2))
+    loss = gradient_penalty(lambda states: critic(states).sum((1, 2)), real, fake, real[:, 0, 0])
+    loss.backward()
+    assert loss.item() == 1.0
+    assert critic.weight.grad is not None
+    assert critic.weight.grad.isfinite().all()
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("kind", ["smooth", "states"])
+def test_gradients_of_the_critics_loss_are_central_differences(kind: str) -> None:
+    """Through the penalty, the gradient of a gradient."""
+    torch.manual_seed(3)
+    states = StateDiscriminator(3, (1, 2, 3), filters=2, dropout=0.0).double()
+    critic = smooth(3, 3) if kind == "smooth" else states
+    real, fake = draw(3, (4, 5, 3), (4, 5, 3))
+    (share,) = draw(4, (4,))
+    share = share.sigmoid()
+
+    def loss() -> Tensor:
+        return critic_loss(critic, real, fake, share)
+
+    for parameter in critic.parameters():
+        (slope,) = torch.autograd.grad(loss(), parameter, materialize_grads=True)
+        assert torch.allclose(slope, differences(loss, parameter), atol=1e-6, rtol=1e-6)

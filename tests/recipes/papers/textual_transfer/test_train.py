@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -14,10 +16,12 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward import Samples
 from ctrlreward.callbacks import HistoryLogger
-from ctrlreward.recipes.papers.textual_transfer.batches import TransferSentences
-from ctrlreward.recipes.papers.textual_transfer.paraphrases import Paraphrases
-from ctrlreward.recipes.papers.textual_transfer.style_models import StyleModels
-from ctrlreward.recipes.papers.textual_transfer.transfer_model import TextualTransfer
+from ctrlreward.recipes.papers.textual_transfer.data import EOS, GO, PAD, TransferSentences
+from ctrlreward.recipes.papers.textual_transfer.train import (
+    StyleLanguageModel,
+    StyleModels,
+    TextualTransfer,
+)
 
 M7 = {"paraphrase": 0.2, "cycle": 5.0, "language": 1e-3, "critic": 1.0}
 SIZES = {"embedding_size": 6, "style_size": 3, "content_size": 9, "filters": 4}
@@ -39,14 +43,14 @@ def folder(tmp_path: Path) -> Path:
 
 def data_of(folder: Path, **options: Any) -> TransferSentences:
     files = {"bad": str(folder / "bad"), "good": str(folder / "good")}
-    pairs = Paraphrases(str(folder / "pairs"))
-    return TransferSentences(files, min_count=1, batch_size=4, paraphrases=pairs, **options)
+    return TransferSentences(files, **{"min_count": 1, "batch_size": 4, **options})
 
 
 def model_of(folder: Path, kind: Any = TextualTransfer, **options: Any) -> Any:
     small = {"embedding_size": 5, "width": 6, "epochs": 1, "validation_share": 0.2}
     models = StyleModels(str(folder / "style_models"), **small)
     settings = {"lambdas": M7, "style_models": models, "poor_discriminator": None, **SIZES}
+    settings["paraphrases"] = str(folder / "pairs")
     return kind(**{**settings, **options})
 
 
@@ -198,3 +202,114 @@ def test_a_run_of_m7_that_is_cut_off_goes_on_as_if_it_had_not_been(folder: Path)
     assert len(whole) == 4 * 5
     for step, losses in whole.items():
         assert losses == pytest.approx(cut[step], abs=1e-6), step
+
+
+# Language models of the styles
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
+
+
+def gru_log_probabilities(model: StyleLanguageModel, inputs: list[int]) -> list[np.ndarray]:
+    """Cho et al.'s (2014) gates as torch documents them, one token at a time."""
+    weights = {k: v.double().numpy() for k, v in model.state_dict().items()}
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    state, rows = np.zeros(model.cell.hidden_size), []
+    for token in inputs:
+        given = weights["cell.weight_ih_l0"] @ weights["embedding.weight"][token]
+        given = np.split(given + weights["cell.bias_ih_l0"], 3)
+        old = np.split(weights["cell.weight_hh_l0"] @ state + weights["cell.bias_hh_l0"], 3)
+        reset, update = (sigmoid(g + o) for g, o in zip(given[:2], old[:2], strict=True))
+        new = np.tanh(given[2] + reset * old[2])
+        state = (1 - update) * new + update * state
+        logits = weights["output.weight"] @ state + weights["output.bias"]
+        rows.append(logits - np.log(np.exp(logits).sum()))
+    return rows
+
+
+def test_log_probabilities_are_those_of_a_plain_loop() -> None:
+    torch.manual_seed(0)
+    model = StyleLanguageModel(9, 4, 6, 0.5).eval()
+    rows = [[4, 5, 6], [7], [5, 5, 8, 4, 6]]
+    longest = max(map(len, rows)) + 1
+    inputs = torch.tensor([[GO, *row] + [PAD] * (longest - 1 - len(row)) for row in rows])
+    with torch.no_grad():
+        values = model(inputs)
+    assert values.shape == (3, longest, 9)
+    total, count = 0.0, 0
+    for row, value in zip(rows, values.numpy(), strict=True):
+        expected = gru_log_probabilities(model, [GO, *row])
+        np.testing.assert_allclose(value[: len(row) + 1], expected, atol=1e-6)
+        total -= sum(expected[i][token] for i, token in enumerate([*row, EOS]))
+        count += len(row) + 1
+    loss, terms = model.loss(rows)
+    assert terms == count
+    assert loss.item() == pytest.approx(total, rel=1e-6)
+    assert model.perplexity(rows, batch_size=2) == pytest.approx(math.exp(total / count), rel=1e-6)
+
+
+def weights_of(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in model.parameters()])
+
+
+def test_each_language_model_knows_its_style(data_dir: Path, tmp_path: Path) -> None:
+    files = {s: str(data_dir / "yelp_shen" / f"sentiment.test.{s}") for s in "01"}
+    data = TransferSentences(files, words=(1, 12), count=2000, max_words=500)
+    data.setup("fit")
+    small: dict[str, Any] = {"embedding_size": 24, "width": 32, "dropout": 0.1, "epochs": 2}
+    before = torch.get_rng_state()
+    models = StyleModels(str(tmp_path / "models"), **small).trained(data)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(w.requires_grad for m in models for w in m.parameters())
+    for own in (0, 1):
+        lines = (data_dir / "yelp_shen" / f"sentiment.dev.{own}").read_text().splitlines()[:500]
+        rows = data.tokenizer(lines).input_ids
+        assert models[own].perplexity(rows) < 0.8 * models[1 - own].perplexity(rows)
+
+
+def test_language_models_are_trained_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Again for another seed or other sentences, or where the file is damaged."""
+    trained_for: list[str] = []
+    train = StyleModels._train
+
+    def counted(self: StyleModels, data: TransferSentences, style: str) -> Any:
+        trained_for.append(style)
+        return train(self, data, style)
+
+    monkeypatch.setattr(StyleModels, "_train", counted)
+    data = data_of(folder)
+    data.setup("fit")
+    tiny: dict[str, Any] = {"embedding_size": 3, "width": 4, "epochs": 2, "batch_size": 2}
+    first = [weights_of(m) for m in StyleModels(str(tmp_path / "m"), **tiny).trained(data)]
+    (tmp_path / "m" / "style_1.safetensors").write_bytes(b"cut")
+    again = [weights_of(m) for m in StyleModels(str(tmp_path / "m"), **tiny).trained(data)]
+    assert trained_for == ["bad", "good", "good"]
+    assert all(map(torch.equal, first, again))  # a training repeats exactly
+    other = [weights_of(m) for m in StyleModels(str(tmp_path / "m"), **tiny, seed=1).trained(data)]
+    assert not any(map(torch.equal, first, other))
+    data.sentences["good"].reverse()
+    StyleModels(str(tmp_path / "m"), **tiny, seed=1).trained(data)
+    assert trained_for[3:] == ["bad", "good", "good"]
+
+
+def test_the_best_epoch_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = data_of(folder)
+    data.setup("fit")
+    weights: list[torch.Tensor] = []
+    perplexities = iter([3.0, 2.0, 2.5])
+
+    def perplexity(model: StyleLanguageModel, rows: object) -> float:
+        weights.append(weights_of(model).detach().clone())
+        return next(perplexities)
+
+    monkeypatch.setattr(StyleLanguageModel, "perplexity", perplexity)
+    found, best = StyleModels(embedding_size=3, width=4, epochs=5)._train(data, "bad")
+    assert best == 2.0
+    assert torch.equal(torch.cat([value.flatten() for value in found.values()]), weights[1])
