@@ -28,7 +28,7 @@ from transformers import AutoTokenizer, PegasusConfig, PegasusForConditionalGene
 
 from ctrlreward import Samples
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Patterns, as_pieces
+from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Patterns
 from ctrlreward.models.tokenization import characters, read_strings, start_token
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers import CTRLEval
@@ -168,7 +168,7 @@ def recorded_strings(lm: CausalLM, work: Work) -> list[str]:
             asked = lm._orders.of(task) if isinstance(task, Patterns) else [(task, ())]
             for (context, targets, _), _ in asked:
                 for read, scored in targets:
-                    pieces = (*context, *as_pieces(read), *as_pieces(scored))
+                    pieces = (*context, *read, *scored)
                     recorded.append(characters(lm.tokenizer, pieces))
         return original(tasks)
 

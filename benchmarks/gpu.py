@@ -65,7 +65,7 @@ from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity
 from ctrlreward.files import write_whole
 from ctrlreward.models import batching, output_layer
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.tasks import Blank, Patterns, as_pieces
+from ctrlreward.models.tasks import Blank, Patterns
 from ctrlreward.models.tokenization import characters
 
 Row = dict[str, Any]
@@ -753,7 +753,7 @@ def plain_rows(model: Any, blanks: Sequence[Blank]) -> list[tuple[str, str]]:
     if isinstance(model, CausalLM):
         asked = model._orders.of(Patterns(tuple(blanks)))
         return [
-            (characters(model.tokenizer, (*c.context, *as_pieces(read))), str(filling))
+            (characters(model.tokenizer, (*c.context, *read)), characters(model.tokenizer, filling))
             for c, _ in asked
             for read, filling in c.targets
         ]

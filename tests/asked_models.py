@@ -32,7 +32,7 @@ class Pair(NamedTuple):
 
 def continued(lm: Any, pairs: Sequence[tuple[str, str]]) -> list[TokenScores]:
     """Return the scores of each target after its context."""
-    tasks = [Continuation((context,) if context else (), (("", t),)) for context, t in pairs]
+    tasks = [Continuation((context,) if context else (), (((), (t,)),)) for context, t in pairs]
     return list(lm.answer(tasks))
 
 

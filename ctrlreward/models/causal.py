@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
@@ -36,9 +36,9 @@ from ctrlreward.models.tasks import (
     Patterns,
     Target,
     TokenScores,
-    as_pieces,
 )
 from ctrlreward.models.tokenization import (
+    NOTHING,
     Integers,
     Scored,
     chunked,
@@ -94,11 +94,15 @@ class CausalLM(FrozenModel):
         self, tasks: Sequence[Continuation | Patterns], lengths: list[int]
     ) -> list[TokenScores]:
         """Answer tasks; add the length of each continuation to `lengths`."""
-        counts = []
         groups: dict[Hashable, _Group] = {}
+        counts = []
         first = 0
         for task in tasks:
-            asked = self._orders.of(task) if isinstance(task, Patterns) else [_in_order(task)]
+            asked: Sequence[tuple[Continuation, Sequence[int]]]
+            if isinstance(task, Patterns):
+                asked = self._orders.of(task)
+            else:
+                asked = [(task, range(len(task.targets)))]
             for (context, targets, chat), places in asked:
                 # Texts that begin a document share only its start token.
                 key = context, chat, () if context else targets
@@ -107,122 +111,65 @@ class CausalLM(FrozenModel):
                 group.places.extend(first + place for place in places)
             counts.append(sum(len(targets) for (_, targets, _), _ in asked))
             first += counts[-1]
-        forests = self._encode([*groups.values()], lengths)
-        sizes = np.zeros(first, np.int64)
-        for group, forest in zip(groups.values(), forests, strict=True):
-            sizes[group.places] = forest.sizes
-        starts = np.cumsum(sizes) - sizes
-        tokens = np.empty(sizes.sum(), np.int64)
-        rows: list[Row] = []
-        for group, forest in zip(groups.values(), forests, strict=True):
-            slots = spans(starts[group.places], forest.sizes)
-            tokens[slots] = forest.tokens
-            scoring = [row for row in forest.rows if row.places.size]
-            rows += [row._replace(places=slots[row.places]) for row in scoring]
-        return TokenScores(tokens, self._log_probs(rows, tokens), sizes).split(counts)
-
-    def _log_probs(self, rows: Sequence[Row], tokens: Integers) -> npt.NDArray[np.float64]:
-        """Return the log-probability of each of the tokens, which rows predict at their places."""
+        rows, tokens, sizes = self._rows([*groups.values()], lengths)
         # One array: small ones between the forward passes would fragment the heap.
         log_probs = np.full(len(tokens), np.nan)
-        run_batched(
-            [len(row.ids) for row in rows],
-            self.batch_tokens,
-            partial(self._read, rows, tokens, log_probs),
-            self.padding,
-        )
-        return log_probs
-
-    def _read(
-        self,
-        rows: Sequence[Row],
-        tokens: Integers,
-        log_probs: npt.NDArray[np.float64],
-        batch: list[int],
-    ) -> list[None]:
-        """Read some rows in one pass, or in two if only some of them can be trees."""
         for is_deep, as_inputs in ((False, tree_inputs), (True, padded_inputs)):
-            part = [rows[i] for i in batch if (rows[i].depth >= self._reach) is is_deep]
-            if not part:
-                continue
-            hidden, _ = states_and_output(self.model, **as_inputs(self.model, part))
-            width = hidden.shape[1]
-            states = np.concatenate([row.predicting + k * width for k, row in enumerate(part)])
-            places = np.concatenate([row.places for row in part])
-            values = token_log_probs(
-                self.model,
-                hidden.flatten(0, 1),
-                torch.from_numpy(states),
-                torch.from_numpy(tokens[places]),
-                block=self.block,
-            )
-            log_probs[places] = values.cpu().numpy()
-        return [None] * len(batch)
+            part = [row for row in rows if (row.depth >= self._reach) is is_deep]
+            read = partial(self._read, part, as_inputs, tokens, log_probs)
+            run_batched([row.size for row in part], self.batch_tokens, read, self.padding)
+        order = np.argsort([place for group in groups.values() for place in group.places])
+        slots = spans((np.cumsum(sizes) - sizes)[order], sizes[order])
+        return TokenScores(tokens[slots], log_probs[slots], sizes[order]).split(counts)
 
-    def _encode(self, groups: Sequence[_Group], lengths: list[int]) -> list[Forest]:
-        """Return the rows of each group's targets after its context."""
+    def _rows(
+        self, groups: Sequence[_Group], lengths: list[int]
+    ) -> tuple[list[Row], Integers, Integers]:
+        """Return rows, the tokens that they score, and how many of these each target has."""
         contexts: list[list[Pieces]] = []
-        numbers: dict[_Targets, int] = {}  # of different targets
-        of_group: list[int] = []
-        for group in groups:
-            context, targets = chunked(group.context, self._apart), tuple(group.targets)
+        pairs: list[tuple[Target, ...]] = []  # of what is read together
+        for context, chat, targets, _ in groups:
+            chunks = chunked(context, self._apart)
             tail: Pieces = ()
-            if context and not (self._apart and _follow_apart(context[-1][-1], targets)):
-                tail = context[-1] if group.chat else context.pop()
-            contexts.append(context)
-            of_group.append(numbers.setdefault(_Targets(targets, tail, group.chat), len(numbers)))
-        sequences = self._sequences([*numbers])
+            if chunks and not (self._apart and _follow_apart(chunks[-1][-1], tuple(targets))):
+                tail = chunks[-1] if chat else chunks.pop()
+            contexts.append(chunks)
+            pairs.append(tuple(((*tail, *read), scored) for read, scored in targets))
         chunks = [*dict.fromkeys(chain.from_iterable(contexts))]
-        ids = dict(zip(chunks, read_chunks(self.tokenizer, chunks), strict=True))
-        forests: dict[int, Forest] = {}
-        encoded = []
-        for group, context, number in zip(groups, contexts, of_group, strict=True):
-            own = sequences[number]
+        readings = dict(zip(chunks, read_chunks(self.tokenizer, chunks), strict=True))
+        wanted = [*dict.fromkeys(chain(*pairs, *(group.targets for group in groups if group.chat)))]
+        scored = dict(zip(wanted, read_scored(self.tokenizer, wanted, self._apart), strict=True))
+        forests: dict[Hashable, Forest] = {}
+        rows: list[Row] = []
+        tokens, sizes = [NOTHING], [NOTHING]
+        first = 0
+        for group, context, own in zip(groups, contexts, pairs, strict=True):
+            sequences = [scored[pair] for pair in own]
+            if group.chat and context:
+                end = readings[context[-1]].ids
+                alone = [scored[target] for target in group.targets]
+                sequences = [*map(partial(_after_chat, end), sequences, alone)]
             start = () if group.chat else self._start
-            before = np.array([*start, *chain(*map(ids.__getitem__, context))], np.int64)
-            longest = max((len(row) for row, _ in own), default=0)
+            before = np.array([*start, *(i for c in context for i in readings[c].ids)], np.int64)
+            longest = max((len(ids) for ids, _ in sequences), default=0)
             read = len(before) + longest - 1  # the last token is never an input
             if len(before) and read <= min(self._limit or read, self._reach):
-                if number not in forests:
+                key = own, group.chat
+                if key not in forests:
                     is_long = longest > _LONG and self.batch_tokens > 2**12
-                    forests[number] = trees(own, _MAX_LONG_TREE if is_long else _MAX_TREE)
-                rows = [row.after(before) for row in forests[number].rows]
-                encoded.append(forests[number]._replace(rows=rows))
+                    forests[key] = trees(sequences, _MAX_LONG_TREE if is_long else _MAX_TREE)
+                forest = forests[key]
                 lengths += [read] * len(own)
             else:
-                encoded.append(self._chains(before.tolist(), own, lengths))
-        return encoded
-
-    def _sequences(self, asked: Sequence[_Targets]) -> list[list[Scored]]:
-        """Return the ids of targets, and from which place each is scored."""
-        pairs = [
-            ((*tail, *as_pieces(read)), as_pieces(scored))
-            for targets, tail, _ in asked
-            for read, scored in targets
-        ]
-        rows = iter(read_scored(self.tokenizer, pairs, self._apart))
-        sequences = [[next(rows) for _ in each.targets] for each in asked]
-        for place, each in enumerate(asked):
-            if each.chat and each.tail:
-                sequences[place] = self._after_chat(each, sequences[place])
-        return sequences
-
-    def _after_chat(self, asked: _Targets, joined: Sequence[Scored]) -> list[Scored]:
-        """Return targets after the end of a chat, `joined` as one string with it.
-
-        A token that would reach from the chat into a target is two: the chat is what it is before
-        the model answers.
-        """
-        (end,) = read_chunks(self.tokenizer, [asked.tail])
-        (apart,) = self._sequences([asked._replace(tail=())])
-        count = len(end)
-        return [
-            (ids[count:], max(0, start - count)) if ids[:count] == end else alone
-            for (ids, start), alone in zip(joined, apart, strict=True)
-        ]
+                forest, before = self._chains(before.tolist(), sequences, lengths), NOTHING
+            rows += [Row(before, tree, first) for tree in forest.trees if tree.places.size]
+            tokens.append(forest.tokens)
+            sizes.append(forest.sizes)
+            first += len(forest.tokens)
+        return rows, np.concatenate(tokens), np.concatenate(sizes)
 
     def _chains(self, before: list[int], targets: Sequence[Scored], lengths: list[int]) -> Forest:
-        """Return a row for each different sequence, truncated to what the model reads."""
+        """Return a tree for each different sequence, truncated to what the model reads."""
         wholes = []
         for ids, start in targets:
             # Without a start token, nothing predicts the first token: it is not scored.
@@ -234,6 +181,31 @@ class CausalLM(FrozenModel):
             wholes.append((whole, begin))
         return trees(wholes, 0)
 
+    def _read(
+        self,
+        rows: Sequence[Row],
+        as_inputs: Callable[[PreTrainedModel, Sequence[Row]], dict[str, Tensor]],
+        tokens: Integers,
+        log_probs: npt.NDArray[np.float64],
+        batch: list[int],
+    ) -> list[None]:
+        """Read some rows in one pass, and write the log-probabilities of the tokens they score."""
+        part = [rows[i] for i in batch]
+        hidden, _ = states_and_output(self.model, **as_inputs(self.model, part))
+        width = hidden.shape[1]
+        predicting = [row.tree.predicting + len(row.before) for row in part]
+        states = np.concatenate([nodes + k * width for k, nodes in enumerate(predicting)])
+        places = np.concatenate([row.tree.places + row.first for row in part])
+        values = token_log_probs(
+            self.model,
+            hidden.flatten(0, 1),
+            torch.from_numpy(states),
+            torch.from_numpy(tokens[places]),
+            block=self.block,
+        )
+        log_probs[places] = values.cpu().numpy()
+        return [None] * len(batch)
+
 
 class _Group(NamedTuple):
     """Targets that follow one context, and their places among all targets."""
@@ -244,19 +216,10 @@ class _Group(NamedTuple):
     places: list[int]
 
 
-class _Targets(NamedTuple):
-    """Targets, and the end of their context that they are read together with."""
-
-    targets: tuple[Target, ...]
-    tail: Pieces
-    chat: bool
-
-
 @lru_cache(maxsize=64)
 def _beginnings(targets: tuple[Target, ...]) -> frozenset[Piece]:
     """Return the first characters, or control tokens, of targets."""
-    pieces = ((*as_pieces(read), *as_pieces(scored)) for read, scored in targets)
-    firsts = (next((piece for piece in each if piece != ""), None) for each in pieces)
+    firsts = (next((piece for piece in (*r, *s) if piece != ""), None) for r, s in targets)
     return frozenset(p[0] if isinstance(p, str) else p for p in firsts if p is not None)
 
 
@@ -264,12 +227,19 @@ def _follow_apart(last: Piece, targets: tuple[Target, ...]) -> bool:
     return all(meets_apart(last, begin) for begin in _beginnings(targets))
 
 
-def _in_order(task: Continuation) -> tuple[Continuation, Sequence[int]]:
-    return task, range(len(task.targets))
+def _after_chat(end: list[int], joined: Scored, alone: Scored) -> Scored:
+    """Return a target after the end of a chat, `joined` as one string with it.
+
+    A token that would reach from the chat into a target is two: the chat is what it is before the
+    model answers.
+    """
+    ids, start = joined
+    count = len(end)
+    return (ids[count:], max(0, start - count)) if ids[:count] == end else alone
 
 
-class Row(NamedTuple):
-    """Tokens that a model reads in one row, and those that it scores.
+class Tree(NamedTuple):
+    """Sequences that share their beginnings, in depth-first order, and their scored tokens.
 
     The scored ones are in `places` among the scored tokens of all targets, one after the other.
     """
@@ -277,39 +247,37 @@ class Row(NamedTuple):
     ids: Integers  # (nodes,)
     depths: Integers  # (nodes,), in the node's sequence
     ends: Integers  # (nodes,), index after the node's last descendant
-    predicting: Integers  # (scored,), node that predicts the token
+    predicting: Integers  # (scored,), node that predicts the token; -1 for what is before the tree
     places: Integers  # (scored,)
+
+
+class Row(NamedTuple):
+    """What a model reads in one row: tokens, and a tree after them.
+
+    The scored tokens of the tree's forest are those from `first` among all.
+    """
+
+    before: Integers
+    tree: Tree
+    first: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return len(self.before) + len(self.tree.ids)
 
     @property
     def depth(self) -> int:
-        """Depth of the deepest node."""
-        return int(self.depths.max(initial=0))
-
-    def after(self, chain: Integers) -> Row:
-        """Return the tree after the tokens of a chain; a predicting node of -1 is its last."""
-        length = len(chain)
-        ends = np.full(length, length + len(self.ids))
-        return Row(
-            np.concatenate([chain, self.ids]),
-            np.concatenate([np.arange(length), self.depths + length]),
-            np.concatenate([ends, self.ends + length]),
-            self.predicting + length,
-            self.places,
-        )
+        """Depth of the deepest node of the tree, or of the last token."""
+        return len(self.before) + int(self.tree.depths.max(initial=0))
 
 
 class Forest(NamedTuple):
-    """Rows that score some targets, and the scored tokens, target by target."""
+    """Trees that score some targets, and the scored tokens, target by target."""
 
-    rows: list[Row]
+    trees: list[Tree]
     tokens: Integers  # (scored,)
     sizes: Integers  # (targets,), number of scored tokens
-
-
-def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the longest common prefix."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def trees(targets: Sequence[Scored], most: int) -> Forest:
@@ -318,21 +286,21 @@ def trees(targets: Sequence[Scored], most: int) -> Forest:
     A target is a sequence and the place from which it is scored. The first token of a sequence is
     predicted by node -1, its last one is not read.
     """
-    if len(targets) == 1:
-        return _chain(*targets[0])
     sizes = [max(0, len(sequence) - start) for sequence, start in targets]
     first = [*accumulate(sizes, initial=0)]
-    tables: list[Any] = []  # rows of lists
+    tables: list[Any] = []  # trees of lists
     path: list[int] = []  # nodes of the previous sequence
     previous: list[int] = []
     for i in sorted(range(len(targets)), key=lambda i: targets[i][0]):
         sequence, start = targets[i]
         read = sequence[:-1]
-        shared = shared_length(previous, read)
+        shared = 0
+        while shared < min(len(previous), len(read)) and previous[shared] == read[shared]:
+            shared += 1
         size = len(tables[-1].ids) if tables else 0
         new = len(read) - shared
         if not tables or (size and new and size + new > most):
-            tables.append(Row._make([] for _ in Row._fields))
+            tables.append(Tree._make([] for _ in Tree._fields))
             path, shared, size = [], 0, 0
         ids, depths, ends, predicting, places = tables[-1]
         for node in path[shared:]:
@@ -344,37 +312,30 @@ def trees(targets: Sequence[Scored], most: int) -> Forest:
         predicting += [-1, *path][start : len(sequence)]
         places += range(first[i], first[i + 1])
         previous = read
-    rows = [Row(*(np.array(values, np.int64) for values in table)) for table in tables]
-    for row in rows:
-        row.ends[row.ends == 0] = len(row.ids)
+    found = [Tree(*(np.array(values, np.int64) for values in table)) for table in tables]
+    for tree in found:
+        tree.ends[tree.ends == 0] = len(tree.ids)
     tokens = [token for sequence, start in targets for token in sequence[start:]]
-    return Forest(rows, np.array(tokens, np.int64), np.array(sizes, np.int64))
-
-
-def _chain(sequence: list[int], start: int) -> Forest:
-    """Return the row of one sequence."""
-    ids = np.array(sequence, np.int64)
-    nodes, tokens = np.arange(len(sequence) - 1), ids[start:]
-    ends = np.full(len(nodes), len(nodes))
-    predicting = np.arange(start - 1, start - 1 + len(tokens))
-    row = Row(ids[:-1], nodes, ends, predicting, np.arange(len(tokens)))
-    return Forest([row], tokens, np.array([len(tokens)]))
+    return Forest(found, np.array(tokens, np.int64), np.array(sizes, np.int64))
 
 
 def padded_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:
-    """Return padded ids and attention mask of rows that are chains."""
-    ids, mask = pad_rows([row.ids for row in rows], 0, model.device)
+    """Return padded ids and attention mask of rows whose trees are chains."""
+    chains = [np.concatenate([row.before, row.tree.ids]) for row in rows]
+    ids, mask = pad_rows(chains, 0, model.device)
     return {"input_ids": ids, "attention_mask": mask}
 
 
 def tree_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:
     """Return padded ids, positions, and the mask by which each node attends to its ancestors."""
-    width = max(1, *(len(row.ids) for row in rows))
+    width = max(1, *(row.size for row in rows))
     # Padding is attended to by nothing but itself: a row of attention over nothing would be NaN.
     table = np.zeros((3, len(rows), width), np.int64)
     table[2] = np.arange(1, width + 1)
-    for place, row in enumerate(rows):
-        table[:, place, : len(row.ids)] = row.ids, row.depths, row.ends
+    for place, (before, tree, _) in enumerate(rows):
+        start, end = len(before), len(before) + len(tree.ids)
+        table[:, place, :start] = before, np.arange(start), np.full(start, end)
+        table[:, place, start:end] = tree.ids, tree.depths + start, tree.ends + start
     ids, positions, ends = torch.from_numpy(table).to(model.device)
     nodes = torch.arange(width, device=model.device)
     hidden = (nodes[:, None] >= ends[:, None, :]) | (nodes[:, None] < nodes)
@@ -396,14 +357,14 @@ def _tree_depth(model: PreTrainedModel) -> float:
         return 0
     ((branches,), *_) = trees([([1, 1, 1, 1], 0), ([2, 2, 2, 2], 0)], 6)
     ((alone,), *_) = trees([([0, 2, 2, 2, 2], 1)], 0)
-    row = branches.after(np.array([0]))
     with torch.inference_mode():
-        expected, _ = states_and_output(model, **padded_inputs(model, [alone]))
+        expected, _ = states_and_output(model, **padded_inputs(model, [Row(NOTHING, alone)]))
         try:
+            row = Row(np.array([0]), branches)
             found, _ = states_and_output(model, **tree_inputs(model, [row]))
         except ValueError:  # Falcon's ALiBi expects a two-dimensional mask
             return 0
-    difference = found[0, row.predicting[4:]] - expected[0].float()
+    difference = found[0, branches.predicting[4:] + 1] - expected[0].float()
     # Rounding errors are far smaller than half of the digits.
     same = difference.norm() < torch.finfo(model.dtype).eps ** 0.5 * expected.float().norm()
     config = model.config.get_text_config()
@@ -487,7 +448,7 @@ class BlankOrders:
         left, right = _stripped(blank.left), _stripped(right)
         context = order.pieces(left, right) if right else left
         fillings = (_filling(blank, target, bool(left)) + closing for target in blank.targets)
-        return Continuation(context, tuple(("", filling) for filling in fillings))
+        return Continuation(context, tuple(((), (filling,)) for filling in fillings))
 
     def _about(self, blanks: tuple[Blank, ...]) -> list[_Prompt]:
         """Return prompts about a text, one for all that have the same before it."""
@@ -506,7 +467,7 @@ class BlankOrders:
             after = tuple(piece for piece in (end, *context[slot + 1 :]) if piece != "")
             targets, places = groups.setdefault((before, not begin, not end), ([], []))
             for target in blank.targets:
-                targets.append((after, _filling(blank, target, bool(left)) + closing))
+                targets.append((after, (_filling(blank, target, bool(left)) + closing,)))
                 places.append(place)
                 place += 1
         return [_Prompt(*key, tuple(ts), tuple(places)) for key, (ts, places) in groups.items()]

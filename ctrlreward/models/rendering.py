@@ -95,7 +95,8 @@ def encode(
     if template is None:
         chat = tokenizer.chat_template is not None
         template = CHAT if chat and all(each.prompt is not None for each in answers) else PLAIN
-    rows = read_chunks(tokenizer, _rendered(tokenizer, answers, template, model))
+    rendered = _rendered(tokenizer, answers, template, model)
+    rows = [reading.ids for reading in read_chunks(tokenizer, rendered)]
     # A chat template writes the special tokens itself.
     before, after = ((), ()) if template == CHAT else special_ids(tokenizer)
     most = limit - len(before) - len(after)

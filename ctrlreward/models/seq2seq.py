@@ -182,10 +182,10 @@ class Seq2SeqInfiller(FrozenModel):
         """Return the ids of strings in pieces, with special tokens."""
         cuts = [chunked(row, self._apart) for row in rows]
         chunks = [*dict.fromkeys(chain.from_iterable(cuts))]
-        ids = dict(zip(chunks, read_chunks(self.tokenizer, chunks), strict=True))
+        readings = dict(zip(chunks, read_chunks(self.tokenizer, chunks), strict=True))
         before, after = self._special
         return [
-            np.array([*before, *chain(*map(ids.__getitem__, cut)), *after], np.int64)
+            np.array([*before, *(i for c in cut for i in readings[c].ids), *after], np.int64)
             for cut in cuts
         ]
 

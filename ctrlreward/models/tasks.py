@@ -1,8 +1,8 @@
 """Task types of frozen models, and the scores that answer them.
 
-`Continuation(("The soup was",), (("", " cold."), ("", " hot.")))` asks a decoder-only model for the
-log-probabilities of " cold." and of " hot."; `Patterns((Blank(("The ",), (" was cold.",), ("soup",
-"staff")),))` asks any model that fills blanks for each candidate's.
+`Continuation(("The soup was",), (((), (" cold.",)), ((), (" hot.",))))` asks a decoder-only model
+for the log-probabilities of " cold." and of " hot."; `Patterns((Blank(("The ",), (" was cold.",),
+("soup", "staff")),))` asks any model that fills blanks for each candidate's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,8 @@ TEXT_SLOT = "<gen_result>"
 """Piece of a pattern that stands for the text of the task."""
 
 
-Target: TypeAlias = tuple[str | Pieces, str | Pieces]
+Target: TypeAlias = tuple[Pieces, Pieces]
 """Continuation of a context: a beginning that is only read, then the scored part."""
-
-
-def as_pieces(part: str | Pieces) -> Pieces:
-    """Return a string as one piece, and pieces unchanged."""
-    return (part,) if isinstance(part, str) else part
 
 
 class Continuation(NamedTuple):

@@ -10,8 +10,7 @@ import logging
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -172,17 +171,19 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[Ids, Ids]:
     return tuple(whole[:start]), tuple(whole[start + len(alone) :])
 
 
+# Options of a tokenizer: without special tokens, and without a word about long texts.
+_AS_IT_STANDS: dict[str, Any] = {
+    "add_special_tokens": False,
+    "return_attention_mask": False,
+    "verbose": False,
+}
+
+
 def read_strings(tokenizer: PreTrainedTokenizerBase, strings: list[str], **options: Any) -> Any:
     """Return `input_ids` of texts, without special tokens, and what a tokenizer's options add."""
     if not strings:
         return {"input_ids": [], "offset_mapping": []}
-    return _read(text_reader(tokenizer, strings), strings, options)
-
-
-def _read(reader: Any, strings: list[str], options: dict[str, Any]) -> Any:
-    return reader(
-        strings, add_special_tokens=False, return_attention_mask=False, verbose=False, **options
-    )
+    return text_reader(tokenizer, strings)(strings, **_AS_IT_STANDS, **options)
 
 
 # Chunks: pieces that a tokenizer reads together
@@ -205,8 +206,10 @@ def reads_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
         for token_id in control_of(tokenizer).literal:
             cuts += [(("soup.",), (token_id,)), ((token_id,), ("was",)), ((token_id,), (token_id,))]
         chunks = [*dict.fromkeys(chunk for a, b in cuts for chunk in (a, b, a + b))]
-        ids = dict(zip(chunks, read_chunks(tokenizer, chunks), strict=True))
-        _APART[tokenizer] = words and all(ids[a] + ids[b] == ids[a + b] for a, b in cuts)
+        read = dict(zip(chunks, read_chunks(tokenizer, chunks), strict=True))
+        _APART[tokenizer] = words and all(
+            read[a].ids + read[b].ids == read[a + b].ids for a, b in cuts
+        )
     return _APART[tokenizer]
 
 
@@ -233,19 +236,33 @@ def meets_apart(left: Piece, right: Piece) -> bool:
     return not left[-1].isspace() and (isinstance(right, int) or right[0] == " ")
 
 
-def read_chunks(tokenizer: PreTrainedTokenizerBase, chunks: Sequence[Pieces]) -> list[list[int]]:
-    """Return the ids of each chunk, as the tokenizer reads the whole of it.
+class Reading(NamedTuple):
+    """Token ids of a chunk, where each ends among its characters, and how many it has."""
+
+    ids: list[int]
+    ends: list[int]
+    size: int
+
+
+def read_chunks(tokenizer: PreTrainedTokenizerBase, chunks: Sequence[Pieces]) -> list[Reading]:
+    """Read each chunk, as the tokenizer reads the whole of it.
 
     If a text in it spells a control token, its pieces are read one by one.
     """
-    return [ids for ids, _ in _readings(tokenizer, chunks, {})]
-
-
-def read_ends(
-    tokenizer: PreTrainedTokenizerBase, chunks: Sequence[Pieces]
-) -> list[tuple[list[int], list[int]]]:
-    """Return the ids of each chunk, and where each token ends in its characters (`characters`)."""
-    return _readings(tokenizer, chunks, {"return_offsets_mapping": True})
+    if not chunks:
+        return []
+    literal = control_of(tokenizer).literal
+    strings = [characters(tokenizer, chunk) for chunk in chunks]
+    encoded = tokenizer(strings, return_offsets_mapping=tokenizer.is_fast, **_AS_IT_STANDS)
+    spans = encoded.offset_mapping if tokenizer.is_fast else [()] * len(chunks)
+    readings = []
+    for chunk, string, ids, own in zip(chunks, strings, encoded.input_ids, spans, strict=True):
+        found = [] if literal.isdisjoint(ids) else [i for i in ids if i in literal]
+        if found == [piece for piece in chunk if piece in literal]:
+            readings.append(Reading(ids, [end for _, end in own], len(string)))
+        else:
+            readings.append(_one_by_one(tokenizer, chunk))
+    return readings
 
 
 def characters(tokenizer: PreTrainedTokenizerBase, pieces: Pieces) -> str:
@@ -254,25 +271,6 @@ def characters(tokenizer: PreTrainedTokenizerBase, pieces: Pieces) -> str:
         return pieces[0]
     names = control_of(tokenizer).names
     return "".join(piece if isinstance(piece, str) else names[piece] for piece in pieces)
-
-
-def _readings(
-    tokenizer: PreTrainedTokenizerBase, chunks: Sequence[Pieces], options: dict[str, Any]
-) -> list[tuple[list[int], list[int]]]:
-    if not chunks:
-        return []
-    literal = control_of(tokenizer).literal
-    strings = [characters(tokenizer, chunk) for chunk in chunks]
-    encoded = _read(tokenizer, strings, options)
-    spans = encoded["offset_mapping"] if options else [()] * len(chunks)
-    readings = []
-    for chunk, ids, own in zip(chunks, encoded["input_ids"], spans, strict=True):
-        found = [] if literal.isdisjoint(ids) else [i for i in ids if i in literal]
-        if found != [*filter(literal.__contains__, chunk)]:
-            readings.append(_one_by_one(tokenizer, chunk))
-        else:
-            readings.append((ids, [end for _, end in own] if own else []))
-    return readings
 
 
 Scored: TypeAlias = tuple[list[int], int]
@@ -286,27 +284,27 @@ def read_scored(
 
     A token across the border belongs to the second part. See `chunked` for `apart`.
     """
-    cuts = []
-    for first, second in pairs:
-        chunks, place = chunked((*first, *second), apart), 0
-        given = len(first) - first.count("")
-        while place < len(chunks) and given >= len(chunks[place]):
-            given -= len(chunks[place])
-            place += 1
-        cuts.append((chunks, place, given))
-    crossed = [*dict.fromkeys(chunks[place] for chunks, place, given in cuts if given)]
-    readings = dict(zip(crossed, read_ends(tokenizer, crossed), strict=True))
-    every = dict.fromkeys(chunk for chunks, *_ in cuts for chunk in chunks)
-    others = [chunk for chunk in every if chunk not in readings]
-    ids = dict(zip(others, read_chunks(tokenizer, others), strict=True))
-    ids |= {chunk: row for chunk, (row, _) in readings.items()}
+    cuts = [chunked((*first, *second), apart) for first, second in pairs]
+    chunks = [*dict.fromkeys(chunk for cut in cuts for chunk in cut)]
+    readings = dict(zip(chunks, read_chunks(tokenizer, chunks), strict=True))
     scored = []
-    for chunks, place, given in cuts:
-        start = sum(len(ids[chunk]) for chunk in chunks[:place])
-        if given:
-            border = len(characters(tokenizer, chunks[place][:given]))
-            start += bisect_right(readings[chunks[place]][1], border)
-        scored.append(([*chain.from_iterable(ids[chunk] for chunk in chunks)], start))
+    for (first, _), cut in zip(pairs, cuts, strict=True):
+        left = len(characters(tokenizer, first))  # to the border
+        ids: list[int] = []
+        start = 0
+        for reading in map(readings.__getitem__, cut):
+            ids += reading.ids
+            if reading.size <= left:
+                start += len(reading.ids)
+            elif left > 0:
+                if not tokenizer.is_fast:
+                    raise ValueError(
+                        f"the tokenizer of {tokenizer.name_or_path} does not say where its tokens "
+                        "end. Use a model with a fast tokenizer."
+                    )
+                start += bisect_right(reading.ends, left)
+            left -= reading.size
+        scored.append((ids, start))
     return scored
 
 
@@ -316,12 +314,12 @@ def spans(starts: Integers, sizes: Integers) -> Integers:
     return np.arange(sizes.sum()) + np.repeat(shifts, sizes)
 
 
-def _one_by_one(tokenizer: PreTrainedTokenizerBase, chunk: Pieces) -> tuple[list[int], list[int]]:
-    """Return ids and ends of a chunk; its texts are read apart from its control tokens."""
+def _one_by_one(tokenizer: PreTrainedTokenizerBase, chunk: Pieces) -> Reading:
+    """Read the texts of a chunk apart from its control tokens."""
     ids: list[int] = []
     ends: list[int] = []
     texts: list[str] = []
-    length = 0
+    size = 0
     for piece in (*chunk, None):
         if isinstance(piece, str):
             texts.append(piece)
@@ -329,11 +327,11 @@ def _one_by_one(tokenizer: PreTrainedTokenizerBase, chunk: Pieces) -> tuple[list
         text = "".join(texts)
         read = read_strings(tokenizer, [text], return_offsets_mapping=True)
         ids += read["input_ids"][0]
-        ends += [length + end for _, end in read["offset_mapping"][0]]
-        length += len(text)
+        ends += [size + end for _, end in read["offset_mapping"][0]]
+        size += len(text)
         texts = []
         if piece is not None:
             ids.append(piece)
-            length += len(control_of(tokenizer).names[piece])
-            ends.append(length)
-    return ids, ends
+            size += len(control_of(tokenizer).names[piece])
+            ends.append(size)
+    return Reading(ids, ends, size)

@@ -14,7 +14,6 @@ from ctrlreward.arguments import not_negative, positive
 from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import Pieces
 from ctrlreward.models.output_layer import states_and_output, token_log_probs
-from ctrlreward.models.tasks import as_pieces
 from ctrlreward.models.tokenization import before_space, read_chunks, special_ids
 
 if TYPE_CHECKING:
@@ -188,10 +187,10 @@ def encode_prompts(
     spaces at its end (`before_space`).
     """
     has_encoder = model.config.is_encoder_decoder
-    rows = [as_pieces(prompt) for prompt in prompts]
+    rows = [(prompt,) if isinstance(prompt, str) else prompt for prompt in prompts]
     if special_tokens and not has_encoder:
         rows = [(before_space(str(prompt)),) for (prompt,) in rows]
-    ids = read_chunks(tokenizer, rows)
+    ids = [reading.ids for reading in read_chunks(tokenizer, rows)]
     if special_tokens and has_encoder:
         # An end token after the prompt of a causal model would end the text.
         before, after = special_ids(tokenizer)

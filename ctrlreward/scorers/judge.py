@@ -182,7 +182,7 @@ class Judge(ModelScorer[CausalLM]):
                 turn = {"role": "user", "content": question}
                 context = chat_pieces(tokenizer, [turn], {}, True) if chat else (question,)
                 space = "" if question[-1:].isspace() or chat else " "
-                targets = tuple(("", f"{space}{answer}") for answer in questions[name])
+                targets = tuple(((), (f"{space}{answer}",)) for answer in questions[name])
                 tasks.append(Continuation(context, targets, chat=chat))
         with self.locked_model() as model:
             answered = iter([closed(answers) for answers in model.answer(tasks)])

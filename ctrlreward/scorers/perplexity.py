@@ -102,7 +102,7 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
             )
         end = (tokenizer.eos_token_id,) if self.score_end else ()
         return [
-            Continuation((), (("", (text, *end) if text == whole else text),))
+            Continuation((), (((), (text, *end) if text == whole else (text,)),))
             for text, whole in zip(texts, samples.texts, strict=True)
         ]
 

@@ -72,16 +72,17 @@ def test_any_continuations_equal_one_plain_pass_each(
 
 
 def test_a_context_goes_through_the_model_once(llama: CausalLM) -> None:
-    targets = tuple((p, w) for p in (" It was", " It seems", " Just") for w in (" good", " bad"))
+    words = [(p, w) for p in (" It was", " It seems", " Just") for w in (" good", " bad")]
+    targets = tuple(((p,), (w,)) for p, w in words)
     with inputs_seen(llama.model) as seen:
         (together,) = llama.answer([Continuation((TEXT,), targets)])
         (alike,) = llama.answer([Continuation((TEXT,), targets)])
-    read = [[0, *llama.tokenizer(TEXT + a + b).input_ids][:-1] for a, b in targets]
+    read = [[0, *llama.tokenizer(TEXT + a + b).input_ids][:-1] for a, b in words]
     beginnings = {tuple(ids[: n + 1]) for ids in read for n in range(len(ids))}
     assert seen[0]["attention_mask"].dim() == 4
     assert [inputs["input_ids"].numel() for inputs in seen] == [len(beginnings)] * 2
     for (begin, target), *found in zip(
-        targets, together.split([1] * 6), alike.split([1] * 6), strict=True
+        words, together.split([1] * 6), alike.split([1] * 6), strict=True
     ):
         (alone,) = continued(llama, [(TEXT + begin, target)])
         for scores in found:
@@ -89,12 +90,15 @@ def test_a_context_goes_through_the_model_once(llama: CausalLM) -> None:
             np.testing.assert_allclose(scores.log_probs, alone.log_probs, atol=1e-5)
 
 
+TARGETS = (((), (" me too",)), ((" It",), ("self",)))
+
+
 @given(st.lists(st.sampled_from(["The food", " was", " good", "ness", ".", " ", "\n\n", "1", "2"])))
 def test_a_context_in_pieces_is_the_context(llama: CausalLM, pieces: list[str]) -> None:
     whole, cut = llama.answer(
         [
-            Continuation(("".join(pieces),) if pieces else (), (("", " me too"), (" It", "self"))),
-            Continuation(tuple(pieces), (("", " me too"), (" It", "self"))),
+            Continuation(("".join(pieces),) if pieces else (), TARGETS),
+            Continuation(tuple(pieces), TARGETS),
         ]
     )
     np.testing.assert_array_equal(whole.ids, cut.ids)

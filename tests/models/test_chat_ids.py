@@ -159,7 +159,7 @@ def test_a_token_does_not_reach_from_a_chat_into_the_answer(
     context, target = "The food was g", "ood"
     before, after = (lm.tokenizer(text).input_ids for text in (context, target))
     assert lm.tokenizer(context + target).input_ids != before + after
-    targets = (("", target), ("", " and"))
+    targets = (((), (target,)), ((), (" and",)))
     (found,) = lm.answer([Continuation((context,), targets, chat=True)])
     with torch.inference_mode():
         table = model(torch.tensor([before + after])).logits[0].double().log_softmax(-1)

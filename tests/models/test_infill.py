@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from ctrlreward.models.causal import BlankOrders, CausalLM
 from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, load_infiller
-from ctrlreward.models.tasks import Blank, Patterns, as_pieces
+from ctrlreward.models.tasks import Blank, Patterns
 from ctrlreward.models.tokenization import characters
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
 from ctrlreward.scorers.task import Evaluator
@@ -31,8 +31,8 @@ def asked(tokenizer: Any, blanks: Sequence[Blank], text: str = "") -> list[tuple
     pairs: dict[int, tuple[str, str]] = {}
     for (context, targets, _), places in BlankOrders(tokenizer).of(Patterns(tuple(blanks), text)):
         for (read, scored), place in zip(targets, places, strict=True):
-            before = characters(tokenizer, (*context, *as_pieces(read)))
-            pairs[place] = before, characters(tokenizer, as_pieces(scored))
+            before = characters(tokenizer, (*context, *read))
+            pairs[place] = before, characters(tokenizer, scored)
     return [pairs[place] for place in sorted(pairs)]
 
 

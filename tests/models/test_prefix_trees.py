@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward.models.causal import Row, padded_inputs, tree_inputs, trees
+from ctrlreward.models.tokenization import NOTHING
 
 # Few tokens, so that sequences begin alike.
 SEQUENCE = st.lists(st.integers(0, 2), max_size=8)
@@ -19,9 +20,11 @@ MODEL: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
 
 
 def paths(row: Row, inputs: dict[str, torch.Tensor], place: int) -> list[list[int]]:
-    """Return the tokens that each node sees, from the first to itself."""
+    """Return the tokens that each token of a row sees, from the first to itself."""
+    ids = [*row.before.tolist(), *row.tree.ids.tolist()]
+    assert inputs["input_ids"][place, : len(ids)].tolist() == ids
     seen = inputs["attention_mask"][place, 0] == 0
-    return [[int(row.ids[k]) for k in np.flatnonzero(seen[node])] for node in range(len(row.ids))]
+    return [[ids[k] for k in np.flatnonzero(seen[node])] for node in range(len(ids))]
 
 
 @given(BEFORE, SCORED, MOST)
@@ -31,17 +34,16 @@ def test_each_token_is_predicted_from_what_its_sequence_has_before_it(
     if not scored:
         return
     forest = trees(scored, most)
-    whole = [row.after(np.array(before)) for row in forest.rows]
-    inputs = tree_inputs(MODEL, whole)
+    rows = [Row(np.array(before), tree) for tree in forest.trees]
+    inputs = tree_inputs(MODEL, rows)
     expected = [(i, k) for i, (ids, start) in enumerate(scored) for k in range(start, len(ids))]
     assert forest.tokens.tolist() == [scored[i][0][k] for i, k in expected]
     assert forest.sizes.tolist() == [len(ids) - start for ids, start in scored]
-    places = [place for row in whole for place in row.places.tolist()]
+    places = [place for tree in forest.trees for place in tree.places.tolist()]
     assert sorted(places) == [*range(len(expected))]
-    for number, row in enumerate(whole):
-        assert inputs["input_ids"][number, : len(row.ids)].tolist() == row.ids.tolist()
+    for number, row in enumerate(rows):
         seen = paths(row, inputs, number)
-        for node, place in zip(row.predicting, row.places, strict=True):
+        for node, place in zip(row.tree.predicting + len(before), row.tree.places, strict=True):
             i, k = expected[place]
             assert seen[node] == [*before, *scored[i][0][:k]]
             assert inputs["position_ids"][number, node] == len(seen[node]) - 1
@@ -53,42 +55,42 @@ def test_no_beginning_is_twice_in_a_tree_and_none_is_too_large(
 ) -> None:
     if not scored:
         return
-    rows = trees([(ids, 0) for ids, _ in scored], most).rows
+    rows = [Row(NOTHING, tree) for tree in trees([(ids, 0) for ids, _ in scored], most).trees]
     inputs = tree_inputs(MODEL, rows)
     for place, row in enumerate(rows):
         seen = paths(row, inputs, place)
-        assert len({tuple(path) for path in seen}) == len(row.ids)
-        assert len(row.ids) <= max(most, *(len(s) - 1 for s, _ in scored))
+        assert len({tuple(path) for path in seen}) == len(row.tree.ids)
+        assert len(row.tree.ids) <= max(most, *(len(s) - 1 for s, _ in scored))
 
 
 @given(st.lists(SEQUENCE.filter(lambda s: len(s) > 1), min_size=1))
 def test_trees_of_no_nodes_are_chains(sequences: list[list[int]]) -> None:
     forest = trees([(ids, 1) for ids in sequences], 0)
-    read = [row.ids.tolist() for row in forest.rows]
+    read = [tree.ids.tolist() for tree in forest.trees]
     for ids in sequences:
-        assert any(row[: len(ids) - 1] == ids[:-1] for row in read)
+        assert any(tree[: len(ids) - 1] == ids[:-1] for tree in read)
     assert len(read) <= len({tuple(ids) for ids in sequences})
-    for row in forest.rows:
-        assert row.depths.tolist() == [*range(len(row.ids))]
-        assert (row.ends == len(row.ids)).all()
+    for tree in forest.trees:
+        assert tree.depths.tolist() == [*range(len(tree.ids))]
+        assert (tree.ends == len(tree.ids)).all()
 
 
 def test_a_tree_by_hand() -> None:
-    ((row,), tokens, sizes) = trees([([5, 6, 7, 1], 1), ([5, 8, 1], 2), ([5, 6, 1], 0)], 9)
-    assert row.ids.tolist() == [5, 6, 7, 8]
-    assert row.depths.tolist() == [0, 1, 2, 1]
-    assert row.ends.tolist() == [4, 3, 3, 4]
-    assert row.predicting.tolist() == [-1, 0, 1, 0, 1, 2, 3]
-    assert row.places.tolist() == [4, 5, 6, 0, 1, 2, 3]
+    ((tree,), tokens, sizes) = trees([([5, 6, 7, 1], 1), ([5, 8, 1], 2), ([5, 6, 1], 0)], 9)
+    assert tree.ids.tolist() == [5, 6, 7, 8]
+    assert tree.depths.tolist() == [0, 1, 2, 1]
+    assert tree.ends.tolist() == [4, 3, 3, 4]
+    assert tree.predicting.tolist() == [-1, 0, 1, 0, 1, 2, 3]
+    assert tree.places.tolist() == [4, 5, 6, 0, 1, 2, 3]
     assert tokens.tolist() == [6, 7, 1, 1, 5, 6, 1]
     assert sizes.tolist() == [3, 1, 3]
-    inputs = tree_inputs(MODEL, [row])
+    inputs = tree_inputs(MODEL, [Row(NOTHING, tree)])
     seen = (inputs["attention_mask"][0, 0] == 0).int().tolist()
     assert seen == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
 
 
 def test_padding_sees_itself_alone() -> None:
-    rows = [trees([(ids, 1)], 0).rows[0] for ids in ([1, 2, 3, 4], [1, 2])]
+    rows = [Row(NOTHING, trees([(ids, 1)], 0).trees[0]) for ids in ([1, 2, 3, 4], [1, 2])]
     seen = tree_inputs(MODEL, rows)["attention_mask"][1, 0] == 0
     assert seen.int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
     assert padded_inputs(MODEL, rows)["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
