@@ -53,7 +53,7 @@ lint: $(DEV)  ## ruff and mypy
 docs: $(DOCS)  ## build the site into build/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/docs $(ARGS)
 
-bench: $(BENCH)  ## time us against others (SUITES="ctc distinct" for some, ARGS=--curve for cost curves)
+bench: $(BENCH)  ## time us against others (SUITES="ctc distinct" for some)
 	@for suite in $(SUITES); do \
 		echo "== $$suite"; $(BIN)/python benchmarks/$$suite.py $(ARGS) || exit; done
 

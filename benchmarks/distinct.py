@@ -1,6 +1,6 @@
 """Distinct-n against the loop in studies of multi-aspect control, with one set per prefix.
 
-    python benchmarks/distinct.py [--texts 1400] [--runs 5] [--curve]
+    python benchmarks/distinct.py [--texts 1400] [--runs 5]
 
 Released outputs of PriorCTG in GPT-2 tokens: `distinct_n` on given token ids, and the scorer, which
 also tokenises the texts. Needs GPT-2's vocabulary, tokenizers/gpt2 in the folder CTRLREWARD_DATA.
@@ -12,7 +12,7 @@ import csv
 import json
 
 import numpy as np
-from side_by_side import DATA, Work, compare, cost_curve, parse_options, print_header
+from side_by_side import DATA, Work, compare, parse_options
 from transformers import GPT2TokenizerFast, PreTrainedTokenizerBase
 
 from ctrlreward import Samples
@@ -64,21 +64,18 @@ def looped(rows: list[list[int]], prefixes: list[str]) -> np.ndarray:
 def scoring(scorer: Distinct, samples: Samples) -> Work:
     """Return a callable that averages the scores over the prefixes."""
     first_rows = [samples.prefixes.index(prefix) for prefix in dict.fromkeys(samples.prefixes)]
-    return lambda: np.array([v[first_rows].mean() for v in scorer.score(samples).values()])
+
+    def work() -> np.ndarray:
+        scores = scorer.score(samples)
+        return np.array([scores[f"distinct_{n}"][first_rows].mean() for n in (1, 2, 3)])
+
+    return work
 
 
 def main() -> None:
     options = parse_options(__doc__, 1400)
-    print_header()
     tokenizer = gpt2_tokenizer()
     scorer = Distinct(tokenizer)
-    if options.curve:
-        cost_curve(
-            *(SUITE, "scorer"),
-            lambda texts: scoring(scorer, Samples(texts=texts, prefixes=[t[:1] for t in texts])),
-            *(options.curve_texts, options.curve_words),
-        )
-        return
     samples = released_outputs(options.texts)
     texts, prefixes = samples.texts, samples.prefixes
     rows = tokenizer(texts, verbose=False).input_ids

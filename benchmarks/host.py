@@ -5,8 +5,8 @@
 Models have the real tokenizers and depths but a width of 16, so that the model's own work is nearly
 nothing, and a token budget of a card. Host time is the time outside of PyTorch's operations, the
 least of three calls, on one thread. A ratio is to `host_baseline.json`, which `--save` writes;
-operations are exact, and a test fails if they grow. PEGASUS needs its tokenizer, tokenizers/pegasus
-in the folder CTRLREWARD_DATA.
+operations are exact for one version of torch and transformers. PEGASUS needs its tokenizer,
+tokenizers/pegasus in the folder CTRLREWARD_DATA.
 """
 
 from __future__ import annotations

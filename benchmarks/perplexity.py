@@ -1,6 +1,6 @@
 """Perplexity against the sliding-window loop in the documentation of transformers.
 
-    python benchmarks/perplexity.py [--texts 32] [--runs 5] [--curve]
+    python benchmarks/perplexity.py [--texts 32] [--runs 5]
 
 SmolLM2-135M in float32 on paragraphs of WikiText-2 with 20 to 80 words. Both sides prepend the same
 start token, so that the first word counts too.
@@ -8,10 +8,9 @@ start token, so that the first word counts too.
 
 from __future__ import annotations
 
-import floor
 import numpy as np
 import torch
-from side_by_side import Work, compare, cost_curve, parse_options, print_header, running_texts
+from side_by_side import Work, compare, parse_options, running_texts
 
 from ctrlreward import Samples
 from ctrlreward.models.tokenization import start_token
@@ -60,19 +59,12 @@ def paragraphs(count: int) -> list[str]:
 
 def main() -> None:
     options = parse_options(__doc__, 32)
-    print_header()
     scorer = Perplexity("smollm2-135m", dtype="float32")
-    if options.curve:
-        cost_curve(
-            *(SUITE, "smollm2-135m", lambda texts: scoring(scorer, texts)),
-            *(options.curve_texts, options.curve_words),
-        )
-        return
     texts = paragraphs(options.texts)
     ours = scoring(scorer, texts)
     compare(
         *(SUITE, "smollm2-135m", ours, lambda: documented(scorer, texts), options.runs),
-        *("loop in the documentation", floor.unpadded(scorer.loaded_model, ours)),
+        "loop in the documentation",
     )
 
 

@@ -3,10 +3,7 @@ forward pass in the given order, with padding and logits over the whole vocabula
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -14,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from ctrlreward import Samples
 from ctrlreward.functional.ctrleval import label_probabilities, weighted_mean
-from ctrlreward.models.tasks import TEXT_SLOT, Blank, Patterns
+from ctrlreward.models.tasks import TEXT_SLOT, Blank
 from ctrlreward.models.tokenization import start_token
 from ctrlreward.scorers import CTRLEval
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
@@ -69,43 +66,6 @@ def by_continuing(scorer: CTRLEval, samples: Samples) -> np.ndarray:
             for text_means, label in zip(means, samples.labels, strict=True)
         ]
     )
-
-
-def prompt_by_prompt(scorer: CTRLEval, samples: Samples) -> np.ndarray:
-    """Score attribute relevance with our engine, one request per text and prompt."""
-    values = []
-    for text, label in zip(samples.texts, samples.labels, strict=True):
-        means = []
-        for prompt in scorer.task.prompts:
-            words = [w for ws in zip(*scorer.task.verbalizers.values(), strict=True) for w in ws]
-            blanks = relevance_blanks([Evaluator(prompt, tuple(words))])
-            (word_scores,) = scorer.loaded_model.answer([Patterns(blanks, text)])
-            means += word_scores.means.tolist()
-        probabilities = label_probabilities(np.reshape(means, (-1, len(scorer.labels))), "mean")
-        values.append(probabilities[scorer.labels.index(label)])
-    return np.array(values)
-
-
-def load_reference(folder: Path) -> ModuleType:
-    """Import `ctrleval.py` from a checkout of the published CTRLEval.
-
-    Raises:
-        SystemExit: The file is missing, or a package that it imports is not installed.
-    """
-    path = folder / "ctrleval.py"
-    if not path.is_file():
-        raise SystemExit(f"--reference {folder} has no ctrleval.py: give a checkout of CTRLEval")
-    spec = importlib.util.spec_from_file_location("published_ctrleval", path)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        raise SystemExit(
-            f"--reference {folder} can't be imported here: {error}. Install what it needs, or "
-            "leave --reference out"
-        ) from error
-    module.tqdm = lambda items: items  # no progress bars
-    return module
 
 
 def _infilled(scorer: CTRLEval, rows: list[tuple[str, str, bool]]) -> list[tuple[float, float]]:

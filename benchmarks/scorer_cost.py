@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/scorer_cost.py [--seconds 10] [--scorers Perplexity ...]
 
 Texts are made of built-in passages, 52 words on average. SmolLM2-135M and MiniLM-L6 have their
-weights; the other models have the size of published ones and random weights (`gpu.py`). Seconds are
-the time that the process computes, so other work on the machine counts little.
+weights; the other models have the size of published ones and random weights (random_models.py).
+Seconds are the time that the process computes, so other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import argparse
 import sys
 import tempfile
 import time
-import warnings
 from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 
-import floor
-import gpu  # which finds device_cases
 import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # of device_cases
+
 from device_cases import CASES, samples_of
-from side_by_side import machine
-from transformers.utils import logging as transformers_logging
+from random_models import Folders
+from side_by_side import machine, quiet
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ctrlreward import Distinct, Repetition, Samples
 from ctrlreward.models.passages import passages
@@ -73,9 +75,16 @@ def made(count: int) -> Samples:
     )
 
 
-def cost(kit: Any, case: str, build: Any, seconds: float) -> tuple[float, float, int]:
+def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+COUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
+
+
+def cost(folders: Folders, case: str, build: Any, seconds: float) -> tuple[float, float, int]:
     """Return CPU seconds and TFLOP of 1,000 texts, and how many were scored."""
-    scorer = build(kit.folders, {"device": "cpu"})
+    scorer = build(folders, {"device": "cpu"})
 
     def scored(count: int) -> float:
         texts = samples_of(case, made(count))
@@ -86,12 +95,12 @@ def cost(kit: Any, case: str, build: Any, seconds: float) -> tuple[float, float,
     scored(2)  # loads the model
     each = scored(2) / 2
     count = max(2, min(300, int(seconds / max(each, 1e-6))))  # of 1,560 pairs, five a sample
-    with floor.count_cost() as counted:
+    with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
         spent = scored(count)
     if count >= 8:  # the counter takes time as well
         spent = scored(count)
     scorer.release()
-    return spent / count * 1000, counted.flops / count / 1e9, count
+    return spent / count * 1000, counter.get_total_flops() / count / 1e9, count
 
 
 def main() -> None:
@@ -99,25 +108,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each scorer")
     parser.add_argument("--scorers", nargs="+", help="only those with one of these words in them")
     options = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    quiet()
     print(f"{machine()}\n\n| scorer | model | core seconds | TFLOP |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as place:
         weights = Path(place, "weights")
         weights.mkdir()
         for name, model in (("llama", "smollm2-135m"), ("encoder", "minilm-l6")):
             (weights / name).symlink_to(resolve(model))
-        given = argparse.Namespace(
-            device="cpu", weights=weights, size="full", scorers=None, seconds=0, output=place
-        )
-        kit = gpu.Kit(given, Path(place))
+        folders = Folders(Path(place), weights)
         for case, build in ({**CASES, **WITHOUT_A_MODEL}).items():
             if case not in SHOWN:
                 continue
             if options.scorers and not any(word in case for word in options.scorers):
                 continue
-            spent, operations, count = cost(kit, case, build, options.seconds)
+            spent, operations, count = cost(folders, case, build, options.seconds)
             figures = " | ".join(f"{float(f'{x:.3g}'):,g}" for x in (spent, operations))
             print(f"| {SHOWN[case]} | {figures} |", flush=True)
             print(f"{case}: {count} texts", file=sys.stderr, flush=True)

@@ -21,49 +21,34 @@ def now() -> float:
 
 
 class Clock:
-    """Seconds of each step and its phases, of processors and of the validation; tokens per step."""
+    """Seconds of each step, of its sampling and of its reward; tokens per step."""
 
     def __init__(self) -> None:
         self.step: list[float] = []
-        self.cpu: list[float] = []
         self.sampling: list[float] = []
         self.reward: list[float] = []
         self.tokens: list[float] = []
-        self.validation = 0.0
-        self._started = self._cpu_started = 0.0
-
-    def start(self) -> None:
-        self._started, self._cpu_started = now(), time.process_time()
-
-    def stop(self) -> None:
-        self.step.append(now() - self._started)
-        self.cpu.append(time.process_time() - self._cpu_started)
+        self.started = 0.0
 
 
 class LightningClock(Clock, pl.Callback):
     """The same, of a trainer of Lightning."""
 
     def on_train_batch_start(self, *args: Any) -> None:
-        self.start()
+        self.started = now()
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
-        self.stop()
-
-    def on_validation_start(self, *args: Any) -> None:
-        self.start()
-
-    def on_validation_end(self, *args: Any) -> None:
-        self.validation = now() - self._started
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.step.append(now() - self.started)
 
 
 class TransformersClock(Clock, TrainerCallback):
     """The same, of a trainer of transformers. The step ends when the optimizer has moved."""
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.start()
+        self.started = now()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.stop()
+        self.step.append(now() - self.started)
 
 
 class TimedTuner(PolicyTuner):

@@ -34,7 +34,7 @@ def adapter_trainer(
     Args:
         kind: Class of TRL, such as `"DPOTrainer"`.
         model: Folder, hub id or short name of the base model.
-        config: Arguments of the trainer; `model_init_kwargs` gets the data type.
+        config: Arguments of the trainer.
         pairs: Argument of the trainer → pairs, such as `train_dataset`.
         task_type: Kind of model in peft, `"CAUSAL_LM"` or `"SEQ_CLS"`.
         r: Rank of the adapter.

@@ -34,12 +34,9 @@ def sample_texts(
         ValueError: The files contain fewer than `count` such texts.
     """
     texts = distinct_texts(files, exclude, words)
-    shortest, longest = words
     if len(texts) < count:
-        limits = "words or more" if longest is None else f"to {longest} words"
         raise ValueError(
-            f"{', '.join(files)}: {len(texts)} texts of {shortest} {limits}, fewer than {count}. "
-            "Add files, or use a smaller number."
+            f"{', '.join(files)} must have {count} texts of {words} words, got {len(texts)}"
         )
     return random.Random(seed).sample(texts, count)
 

@@ -39,11 +39,8 @@ class TrainedFirst:
     def train_if_absent(self) -> None:
         """Train the model if its folder does not exist.
 
-        Of several processes that need the folder, one trains and the others wait.
-
-        Raises:
-            CalledProcessError: The training failed; its own output shows why.
-            FileNotFoundError: The training ended without writing the folder.
+        Of several processes that need the folder, one trains and the others wait. A training that
+        fails is a CalledProcessError, one that writes no folder a FileNotFoundError.
         """
         folder = Path(self.folder).expanduser()
         if folder.is_dir():
@@ -58,10 +55,7 @@ class TrainedFirst:
             # In a separate process: a nested trainer would share the seeds and signal handlers.
             subprocess.run(command, check=True)
         if not folder.is_dir():
-            raise FileNotFoundError(
-                f"the training with {self.config} ended, but {self.folder} does not exist. Use a "
-                "configuration whose model writes `folder`, and no fast_dev_run."
-            )
+            raise FileNotFoundError(f"{self.config} must write {self.folder}, but has not")
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     ) -> None:
         if model is None:
             model = CTRLEval(aspects="attribute_relevance", **options)
-        check_loaded(model, LabelProbabilities, "labels", "probabilities")
+        check_loaded(model, "labels", "probabilities")
         super().__init__(model, **options)
         self.target = target
         self.attribute = attribute

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
+from inspect import getattr_static
 from os import PathLike, fspath
 from typing import Any, Generic, TypedDict, TypeVar
 
@@ -167,9 +168,13 @@ def _say(line: str) -> None:
         write_line(line)
 
 
-def check_loaded(model: object, kind: type, *members: str) -> None:
-    """Raise unless a model is a name, or an object of a protocol."""
-    if not isinstance(model, str | PathLike | kind):
+def check_loaded(model: object, *members: str) -> None:
+    """Raise unless a model is a name, or an object with these members, which are not read.
+
+    A property may need a folder that a job has yet to write.
+    """
+    has_all = all(getattr_static(model, name, None) is not None for name in members)
+    if not (isinstance(model, str | PathLike) or has_all):
         raise TypeError(
             f"model = {shortened(model)} is {kind_of(model)}, must be a folder, a Hugging "
             f"Face id, a short name or an object with {' and '.join(members)}"

@@ -66,7 +66,7 @@ class RewardModel(ModelScorer[RewardHead]):
         quantization: Quantization | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
-        check_loaded(model, RewardHead, "outputs", "ratings")
+        check_loaded(model, "outputs", "ratings")
         super().__init__(model, **options)
         if template is not None:
             check_template(template)

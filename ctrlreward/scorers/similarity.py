@@ -39,7 +39,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
     def __init__(
         self, model: str | SentenceEncoder = "minilm-l6", **options: Unpack[ModelOptions]
     ) -> None:
-        check_loaded(model, SentenceEncoder, "embed")
+        check_loaded(model, "embed")
         super().__init__(model, **options)
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:

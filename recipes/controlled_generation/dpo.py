@@ -38,21 +38,10 @@ DEFAULTS: dict[str, Any] = {
     "disable_tqdm": True,
 }
 
-_MARGIN, _ACCURACY = "eval_rewards/margins", "eval_rewards/accuracies"
-
 
 @dataclass
 class DPOArguments:
-    """Model, adapter and training data.
-
-    Attributes:
-        pairs: JSONL file with prompt, chosen and rejected.
-        model: Local folder, Hugging Face id or short name.
-        validation_share: Share of the prompts whose pairs are held out, in (0, 1).
-        lora_r: Rank of the adapter.
-        lora_alpha: Its scale.
-        smoke: Run two steps with at most eight pairs.
-    """
+    """Model, adapter and training data."""
 
     pairs: str = field(metadata={"help": "JSONL file with prompt, chosen and rejected"})
     model: str = field(default="smollm2-135m", metadata={"help": "folder, hub id or short name"})
@@ -69,12 +58,6 @@ def split_pairs(
 
     Raises:
         ValueError: There are fewer than two prompts, or the share is out of range.
-
-    Examples:
-        >>> rows = [{"prompt": p, "chosen": "a", "rejected": "b"} for p in ("x", "y", "y", "z")]
-        >>> training, held_out = split_pairs(rows, 0.3, seed=0)
-        >>> {row["prompt"] for row in training} & {row["prompt"] for row in held_out}
-        set()
     """
     if not 0 < validation_share < 1:
         raise ValueError(f"validation_share must be between 0 and 1, got {validation_share}")
@@ -103,22 +86,19 @@ def train_dpo(arguments: DPOArguments, config: Any) -> dict[str, Any]:
     pairs = {"train_dataset": training, "eval_dataset": held_out}
     lora = (arguments.lora_r, arguments.lora_alpha)
     trainer = adapter_trainer("DPOTrainer", arguments.model, config, pairs, "CAUSAL_LM", *lora)
-
-    def judged() -> dict[str, float]:
+    summary: dict[str, Any] = {"pairs": {"training": len(training), "held_out": len(held_out)}}
+    for when in ("before", "after"):
         found = trainer.evaluate()
-        return {"margin": found[_MARGIN], "accuracy": found[_ACCURACY]}
-
-    before = judged()
-    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
-    after = judged()
+        margin, accuracy = (found[f"eval_rewards/{name}"] for name in ("margins", "accuracies"))
+        summary[when] = {"margin": margin, "accuracy": accuracy}
+        if when == "before":
+            trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
     trainer.save_model(config.output_dir)
-    history = [
+    summary["history"] = [
         {"step": row["step"], "margin": row["rewards/margins"]}
         for row in trainer.state.log_history
         if "rewards/margins" in row
     ]
-    counts = {"training": len(training), "held_out": len(held_out)}
-    summary = {"before": before, "after": after, "pairs": counts, "history": history}
     write_whole(Path(config.output_dir) / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 

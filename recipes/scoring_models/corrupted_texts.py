@@ -8,8 +8,8 @@ this module. Copy this file to change it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias, get_args
 
 from ctrlreward.arguments import some_of
 from ctrlreward.models.sentences import split_sentences
@@ -19,69 +19,40 @@ from ctrlreward.recipes.text_files import read_lines
 
 Kind: TypeAlias = Literal["shuffled", "dropped", "repeated", "replaced"]
 
-# Sentences of a passage, a sentence of another one, and a generator → the corrupted sentences.
-Corruption: TypeAlias = Callable[[list[str], str, random.Random], list[str]]
-
 LABELS = ("corrupted", "sound")
 
 
-def shuffle(sentences: list[str], foreign: str, draw: random.Random) -> list[str]:
-    """Return the sentences in another order.
+def corrupt(kind: Kind, sentences: list[str], foreign: str, draw: random.Random) -> list[str]:
+    """Return two sentences or more, three to drop one, in another order or with another one.
+
+    Args:
+        kind: In another order; without a sentence between the first and the last; with a copy of a
+            sentence in the place of another one; with `foreign` in the place of one.
+        sentences: Sentences of a text.
+        foreign: A sentence of another text.
+        draw: Random numbers.
 
     Examples:
-        >>> import random
-        >>> shuffle(["One.", "Two."], "", random.Random(0))
+        >>> draw = random.Random(0)
+        >>> corrupt("shuffled", ["One.", "Two."], "", draw)
         ['Two.', 'One.']
-    """
-    order = draw.sample(range(len(sentences)), len(sentences))
-    if order == sorted(order):
-        order = [*order[1:], order[0]]
-    return [sentences[i] for i in order]
-
-
-def drop(sentences: list[str], foreign: str, draw: random.Random) -> list[str]:
-    """Leave out a sentence between the first and the last.
-
-    Examples:
-        >>> import random
-        >>> drop(["One.", "Two.", "Three."], "", random.Random(0))
+        >>> corrupt("dropped", ["One.", "Two.", "Three."], "", draw)
         ['One.', 'Three.']
     """
-    place = draw.randrange(1, len(sentences) - 1)
-    return sentences[:place] + sentences[place + 1 :]
-
-
-def repeat(sentences: list[str], foreign: str, draw: random.Random) -> list[str]:
-    """Put a copy of a sentence in the place of another one.
-
-    Examples:
-        >>> import random
-        >>> repeat(["One.", "Two."], "", random.Random(0))
-        ['Two.', 'Two.']
-    """
-    copied, place = draw.sample(range(len(sentences)), 2)
-    return [*sentences[:place], sentences[copied], *sentences[place + 1 :]]
-
-
-def exchange(sentences: list[str], foreign: str, draw: random.Random) -> list[str]:
-    """Put a sentence of another text in the place of one.
-
-    Examples:
-        >>> import random
-        >>> exchange(["One.", "Two."], "A dog.", random.Random(0))
-        ['One.', 'A dog.']
-    """
-    place = draw.randrange(len(sentences))
+    if kind == "shuffled":
+        order = draw.sample(range(len(sentences)), len(sentences))
+        if order == sorted(order):
+            order = [*order[1:], order[0]]
+        return [sentences[i] for i in order]
+    if kind == "dropped":
+        place = draw.randrange(1, len(sentences) - 1)
+        return sentences[:place] + sentences[place + 1 :]
+    if kind == "repeated":
+        copied, place = draw.sample(range(len(sentences)), 2)
+        foreign = sentences[copied]
+    else:
+        place = draw.randrange(len(sentences))
     return [*sentences[:place], foreign, *sentences[place + 1 :]]
-
-
-# By kind, the corruption and the fewest sentences that it takes.
-CORRUPTIONS: Mapping[Kind, tuple[Corruption, int]] = {
-    "shuffled": (shuffle, 2),
-    "dropped": (drop, 3),
-    "repeated": (repeat, 2),
-    "replaced": (exchange, 2),
-}
 
 
 class CorruptedTexts(LabelledSentences):
@@ -93,15 +64,15 @@ class CorruptedTexts(LabelledSentences):
     Args:
         train: Files of running text for training, one paragraph per line.
         test: Files for the final accuracy.
-        sentences: Smallest and largest number of sentences of a passage, 2 or more.
+        sentences: Smallest and largest number of sentences of a passage, 2 or more; 3 or more if
+            `kinds` is `"dropped"` alone.
         kinds: Kinds of corruption; each passage gets one of them at random.
         validation_share: Share of the passages for validation, above 0 and below 1.
         batch_size: Passages per batch.
         seed: Seed of the passages, their corruption, the split and the order.
 
     Raises:
-        ValueError: A kind is unknown, a number is out of range, or the files of a split contain
-            fewer than two passages.
+        ValueError: A kind is unknown, or the numbers of sentences are out of range.
     """
 
     def __init__(
@@ -109,19 +80,20 @@ class CorruptedTexts(LabelledSentences):
         train: Sequence[str],
         test: Sequence[str],
         sentences: tuple[int, int] = (2, 5),
-        kinds: Sequence[Kind] = tuple(CORRUPTIONS),
+        kinds: Sequence[Kind] = get_args(Kind),
         validation_share: float = 0.05,
         batch_size: int = 32,
         seed: int = 0,
     ) -> None:
         super().__init__(LABELS, validation_share, batch_size, seed)
-        if not 2 <= sentences[0] <= sentences[1]:
-            raise ValueError(f"sentences = {sentences} must be two ascending numbers, 2 or more")
         self.files = {"train": train, "test": test}
         self.range = sentences
-        self.kinds = some_of("kinds", kinds, CORRUPTIONS)
-        if self.kinds == ("dropped",) and sentences[0] < 3:
-            raise ValueError("kinds = ('dropped',) needs passages of 3 sentences or more")
+        self.kinds: tuple[Kind, ...] = some_of("kinds", kinds, get_args(Kind))
+        fewest = 3 if self.kinds == ("dropped",) else 2
+        if not fewest <= sentences[0] <= sentences[1]:
+            raise ValueError(
+                f"sentences must be two ascending numbers from {fewest} on, got {sentences}"
+            )
 
     def setup(self, stage: str) -> None:
         """Read the files, split their passages, and corrupt each of them."""
@@ -130,12 +102,8 @@ class CorruptedTexts(LabelledSentences):
             split: {" ".join(passage): passage for passage in self._passages(files, draw)}
             for split, files in self.files.items()
         }
-        if len(passages["test"]) < 2:
-            raise ValueError(f"{', '.join(self.files['test'])} contain fewer than two passages")
         known = [text for text in passages["train"] if text not in passages["test"]]
-        train, validation = split_off(
-            known, self.validation_share, self.seed, list(self.files["train"])
-        )
+        train, validation = split_off(known, self.validation_share, self.seed, self.files["train"])
         texts = {"train": train, "validation": validation, "test": list(passages["test"])}
         for split, chosen in texts.items():
             source = passages["test" if split == "test" else "train"]
@@ -154,9 +122,8 @@ class CorruptedTexts(LabelledSentences):
         """Yield each passage unchanged and corrupted."""
         for i, passage in enumerate(passages):
             other = passages[(i + 1) % len(passages)]
-            kinds = [kind for kind in self.kinds if len(passage) >= CORRUPTIONS[kind][1]]
-            corruption, _ = CORRUPTIONS[draw.choice(kinds)]
-            corrupted = corruption(list(passage), draw.choice(other), draw)
+            kinds = [kind for kind in self.kinds if kind != "dropped" or len(passage) >= 3]
+            corrupted = corrupt(draw.choice(kinds), list(passage), draw.choice(other), draw)
             if corrupted == passage:  # of equal sentences
                 continue
             for label, sentences in zip(LABELS, (corrupted, passage), strict=True):

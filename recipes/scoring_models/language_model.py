@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
 from ctrlreward.models.control_tokens import text_reader
-from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, check_share, split_off
+from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, split_off
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 from ctrlreward.recipes.training_batches import EpochOrder, ResumableLoader
 from ctrlreward.scorers import Perplexity
@@ -51,8 +51,7 @@ class Corpus(pl.LightningDataModule):
         seed: Seed of the split and of the order.
 
     Raises:
-        ValueError: The share is out of range, or fewer than two sentences are left for training and
-            validation.
+        ValueError: In `setup`: fewer than two sentences are left for training and validation.
     """
 
     def __init__(
@@ -66,9 +65,8 @@ class Corpus(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self.train, self.test, self.exclude = train, test, exclude
-        self.validation_share = check_share(validation_share)
-        self.batch_size = batch_size
-        self.seed = seed
+        self.validation_share = validation_share
+        self.batch_size, self.seed = batch_size, seed
         self.sentences: dict[str, list[str]] = {}
 
     def setup(self, stage: str) -> None:
@@ -124,7 +122,7 @@ _IGNORED = -100  # of `cross_entropy`
 
 
 class LanguageModelTrainer(ModelTrainer[Corpus]):
-    """Trainer of a word-level language model on a `Corpus`, which writes the best epoch's model.
+    """Trainer of a word-level language model on a `Corpus`; see `ModelTrainer`.
 
     The language model of X0 ∪ X1 of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, whose
     architecture the paper leaves open. The folder is plain transformers: it loads like any causal
@@ -144,17 +142,12 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
       tied: with a small width they are most of the weights.
 
     Logs `train_loss`, and `val_loss` and `val_perplexity` with sentence ends and with `<unk>` as
-    one word. The best epoch is chosen by the trainer's `ModelCheckpoint`; without one, it is the
-    last. Nothing is written with `fast_dev_run`. `evaluation.json` in the folder contains the
-    number of known words and of distinct rare ones, and for the validation and the test sentences:
-
-    - `perplexity`: of the corpus, as `Perplexity.corpus` returns it; lower is better;
-    - `perplexity_with_ends`: the same with sentence ends, which are easy to predict;
-    - `unknown_words`: share of words that are unknown, 0 to 1.
+    one word. `evaluation.json` in the folder has the number of known words and of distinct rare
+    ones, and for the validation and the test sentences: `perplexity`, of the corpus as
+    `Perplexity.corpus` returns it, `perplexity_with_ends`, and the share of `unknown_words`.
 
     Args:
-        folder: Folder of the trained model. An earlier model in it is replaced; a folder with other
-            files is an error.
+        folder: Folder of the trained model.
         min_count: Words that occur less often in the training sentences are unknown words.
         width: Width of the embeddings and hidden states, a multiple of `4 * heads`.
         layers: Number of layers.
@@ -168,8 +161,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
             word.
 
     Raises:
-        ValueError: The width does not fit the heads; at the start of training, the folder contains
-            something other than a model.
+        ValueError: The width does not fit the heads.
     """
 
     model: PhiForCausalLM
@@ -191,13 +183,9 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         super().__init__(folder)
         if width % (4 * heads):
             raise ValueError(f"width must be a multiple of 4 * heads = {4 * heads}, got {width}")
-        self.min_count = min_count
-        self.width, self.layers, self.heads = width, layers, heads
-        self.dropout = dropout
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.max_words = max_words
-        self.share_unknown = share_unknown
+        self.min_count, self.max_words, self.share_unknown = min_count, max_words, share_unknown
+        self.width, self.layers, self.heads, self.dropout = width, layers, heads, dropout
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
     def setup(self, stage: str) -> None:
         """Build the tokenizer and the network for the words of the data."""
@@ -207,7 +195,21 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         words = [word for word, count in counts.most_common() if count >= self.min_count]
         self.rare_words = len(counts) - len(words)
         self.tokenizer = word_tokenizer(words)
-        self.model = self._network()
+        end = self.tokenizer.eos_token_id
+        self.model = PhiForCausalLM(
+            PhiConfig(
+                vocab_size=len(self.tokenizer),
+                hidden_size=self.width,
+                intermediate_size=4 * self.width,
+                num_hidden_layers=self.layers,
+                num_attention_heads=self.heads,
+                embd_pdrop=self.dropout,
+                resid_pdrop=self.dropout,
+                max_position_embeddings=self.max_words,
+                tie_word_embeddings=True,
+                **{"bos_token_id": end, "eos_token_id": end, "pad_token_id": end},
+            )
+        )
         rare = counts.total() - sum(counts[word] for word in words)
         frequencies = [len(self.data.sentences["train"]), rare, *(counts[word] for word in words)]
         bias = torch.tensor(frequencies, dtype=torch.float).clamp(min=1).log()
@@ -259,23 +261,6 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         scorer.release()
         return report
 
-    def _network(self) -> PhiForCausalLM:
-        end = self.tokenizer.eos_token_id
-        return PhiForCausalLM(
-            PhiConfig(
-                vocab_size=len(self.tokenizer),
-                hidden_size=self.width,
-                intermediate_size=4 * self.width,
-                num_hidden_layers=self.layers,
-                num_attention_heads=self.heads,
-                embd_pdrop=self.dropout,
-                resid_pdrop=self.dropout,
-                max_position_embeddings=self.max_words,
-                tie_word_embeddings=True,
-                **{"bos_token_id": end, "eos_token_id": end, "pad_token_id": end},
-            )
-        )
-
     def _loss(self, batch: list[str]) -> tuple[Tensor, int]:
         """Return the mean cross-entropy of words and ends, and their number."""
         end = self.tokenizer.eos_token_id
@@ -292,16 +277,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
 
 
 def evaluate(scorer: Perplexity, texts: Sequence[str]) -> dict[str, float]:
-    """Return the perplexity of texts as one corpus and their share of unknown words.
-
-    Args:
-        scorer: Perplexity under a model of `LanguageModelTrainer`.
-        texts: One or more non-empty texts.
-
-    Returns:
-        `texts`, `perplexity`, `perplexity_with_ends` and `unknown_words`; see
-        `LanguageModelTrainer`.
-    """
+    """Return the figures of `evaluation.json` of one or more texts."""
     tokenizer = scorer.loaded_model.tokenizer
     reader = text_reader(tokenizer, texts)
     ids = [token for row in reader(list(texts)).input_ids for token in row]

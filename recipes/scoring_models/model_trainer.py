@@ -18,55 +18,32 @@ from ctrlreward.files import whole_folder, write_whole
 
 Data = TypeVar("Data", bound=pl.LightningDataModule)
 
-# Content of a finished folder, in addition to the vocabulary files of its tokenizer.
-_FILES = {
-    "added_tokens.json",
-    "chat_template.jinja",
-    "config.json",
-    "evaluation.json",
-    "generation_config.json",
-    "model.safetensors",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-}
-
 
 def split_off(
     texts: list[str], share: float, seed: int, files: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Set a share of the training sentences aside, at random, for validation.
+    """Return distinct sentences for training and for validation, each in random order.
 
     Args:
         texts: Distinct sentences.
-        share: Share for validation; both splits get one sentence or more.
+        share: Share for validation, above 0 and below 1; both splits get one sentence or more.
         seed: Seed of the choice.
         files: Files of the sentences, for the error.
 
-    Returns:
-        Sentences for training and for validation, each in random order.
-
     Raises:
-        ValueError: There are fewer than two sentences.
+        ValueError: The share is out of range, or there are fewer than two sentences.
     """
+    if not 0 < share < 1:
+        raise ValueError(f"validation_share must be between 0 and 1, exclusive, got {share}")
     if len(texts) < 2:
         raise ValueError(
-            f"{', '.join(files)} have {len(texts)} sentences that are not held out, must have two "
-            "or more, for training and for validation"
+            f"{', '.join(files)} must have two sentences or more that are not held out, got "
+            f"{len(texts)}"
         )
     shuffled = list(texts)
     random.Random(seed).shuffle(shuffled)
     count = min(max(1, round(share * len(texts))), len(texts) - 1)
     return shuffled[count:], shuffled[:count]
-
-
-def check_share(validation_share: float) -> float:
-    """Return a share, and raise a ValueError unless it is above 0 and below 1."""
-    if not 0 < validation_share < 1:
-        raise ValueError(
-            f"validation_share must be between 0 and 1, exclusive, got {validation_share}"
-        )
-    return validation_share
 
 
 class ModelTrainer(pl.LightningModule, Generic[Data]):
@@ -93,26 +70,13 @@ class ModelTrainer(pl.LightningModule, Generic[Data]):
         data: Data = self.trainer.datamodule  # type: ignore[attr-defined]
         return data
 
-    def check_replaceable(self, vocabulary_files: Sequence[str] = ()) -> None:
-        """Raise a ValueError if the folder contains something other than a trained model.
-
-        Args:
-            vocabulary_files: Names of further files of a trained model.
-        """
-        folder = self.folder
-        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        if folder.exists() and not folder.is_dir():
-            held = "is a file"
-        elif others := sorted(names - _FILES - set(vocabulary_files)):
-            held = f"contains {others[0]}, which does not belong to a trained model"
-        elif names and "evaluation.json" not in names:  # such as a pretrained model
-            held = "contains files, but no evaluation.json of a trained model,"
-        else:
-            return
-        raise ValueError(
-            f"folder = {str(folder)!r} {held} and would be deleted. Use a folder for the "
-            "trained model alone."
-        )
+    def check_replaceable(self) -> None:
+        """Raise a ValueError if the folder contains something other than a trained model."""
+        if self.folder.exists() and not (self.folder / "evaluation.json").is_file():
+            raise ValueError(
+                f"folder must be new or have the evaluation.json of a trained model, got "
+                f"{str(self.folder)!r}, which would be deleted"
+            )
 
     def warmed_adamw(
         self, learning_rate: float, weight_decay: float, warmup_share: float

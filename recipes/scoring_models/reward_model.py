@@ -61,17 +61,8 @@ DEFAULTS: dict[str, Any] = {
 class RewardModelArguments:
     """Prompts, teacher and adapter.
 
-    Attributes:
-        recipe: YAML file or name of a recipe: its model is the generator and the base model, its
-            data have `prefixes`, `labels` and `template`, and `generation` is as in training, at
-            temperature 1.
-        teacher: The reward that chooses, as for `ctrlreward serve`.
-        completions: Completions of each prompt.
-        pairs_per_prompt: Most pairs of each prompt.
-        margin: Pairs whose rewards differ by at most this are left out.
-        lora_r: Rank of the adapter.
-        lora_alpha: Its scale.
-        smoke: Run two steps with a few texts.
+    The model of the recipe is the generator and the base model; its data have `prefixes`, `labels`
+    and `template`, and its `generation` is as in training, at temperature 1.
     """
 
     recipe: str = field(default="reward_model_smollm2", metadata={"help": "YAML file or name"})
@@ -99,47 +90,37 @@ def words(completions: Sequence[str]) -> list[int]:
     return [len(completion.split()) for completion in completions]
 
 
-def write_rated_pairs(folder: Path, ours: RewardModelArguments, half: int, seed: int) -> str:
-    """Write completions of every other prompt and the teacher's pairs, return the base model."""
+def train_reward_model(
+    folder: Path, ours: RewardModelArguments, config: Any, half: int
+) -> dict[str, Any]:
+    """Write completions of every other prompt, the teacher's pairs and the adapter to a folder.
+
+    Returns:
+        `pairs`, their number; `steps`; `loss`, TRL's, the mean over the training.
+    """
+    folder.mkdir()
+    seed = 2 * config.seed + half  # other completions, and another head
     file = Path(ours.recipe) if Path(ours.recipe).is_file() else recipe_file(ours.recipe)
     recipe = resolved(read_job(file))
     policy, data = recipe["model"]["init_args"], recipe["data"]["init_args"]
     prompts = build_prompts(data["prefixes"], data["labels"], data["template"])
-    rows = range(half, min(len(prompts), 8) if ours.smoke else len(prompts), 2)
+    own = range(half, min(len(prompts), 8) if ours.smoke else len(prompts), 2)
     generation = Generation(**{**policy["generation"], "eval_temperature": 1.0})
-    model = PolicyTuner(policy["model"], words, generation=generation)
-    samples = generate(model, prompts[list(rows)], 4 if ours.smoke else ours.completions, seed)
+    generator = PolicyTuner(policy["model"], words, generation=generation)
+    count = 4 if ours.smoke else ours.completions
+    samples = generate(generator, prompts[list(own)], count, seed)
     write_scored_samples(folder / "texts.jsonl", samples, {})
-    totals = load_reward(ours.teacher)(samples).total
-    pairs = folder / "pairs.jsonl"
+    totals, pairs = load_reward(ours.teacher)(samples).total, folder / "pairs.jsonl"
     write_pairs(pairs, samples, totals, per_prompt=ours.pairs_per_prompt, margin=ours.margin)
-    return str(policy["model"])
-
-
-def train_reward_model(
-    folder: Path, ours: RewardModelArguments, config: Any, half: int
-) -> dict[str, Any]:
-    """Write texts, pairs and the adapter of one half to a folder.
-
-    Returns:
-        `pairs`, their number; `steps`; `loss`, TRL's, the mean over the training.
-
-    Raises:
-        ValueError: There are no pairs.
-    """
-    folder.mkdir()
-    seed = 2 * config.seed + half  # other completions, and another head
-    model = write_rated_pairs(folder, ours, half, seed)
-    rows = read_pairs(folder / "pairs.jsonl")
+    rows = read_pairs(pairs)
     config = copy.copy(config)
     config.seed, config.output_dir = seed, str(folder)
     if ours.smoke:
         config.max_steps = 2
     set_seed(seed)  # of the head, which is new
     lora = (ours.lora_r, ours.lora_alpha)
-    trainer = adapter_trainer(
-        "RewardTrainer", model, config, {"train_dataset": rows}, "SEQ_CLS", *lora
-    )
+    datasets = {"train_dataset": rows}
+    trainer = adapter_trainer("RewardTrainer", policy["model"], config, datasets, "SEQ_CLS", *lora)
     result = trainer.train()
     trainer.save_model(str(folder))
     return {"pairs": len(rows), "steps": result.global_step, "loss": result.training_loss}
@@ -154,7 +135,7 @@ def train_reward_models(ours: RewardModelArguments, config: Any) -> dict[str, di
         interval by prompt.
 
     Raises:
-        ValueError: The folder exists, or a half has no pairs.
+        ValueError: The folder exists.
     """
     output = Path(config.output_dir).expanduser()
     if output.exists():

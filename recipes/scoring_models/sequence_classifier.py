@@ -6,7 +6,6 @@ this class. Copy this file to change it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from transformers import (
 )
 
 from ctrlreward.models import tokenization
-from ctrlreward.models.batching import Ids, pad_rows
+from ctrlreward.models.batching import pad_rows
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.models.loading import load_config, load_tokenizer
 from ctrlreward.models.sources import resolve
@@ -34,32 +33,21 @@ _GROUP = 16
 
 
 class SequenceClassifierTrainer(SentenceClassifierTrainer):
-    """Trainer of a transformer encoder on `LabelledSentences`, which writes the best epoch's model.
+    """Trainer of a transformer encoder on `LabelledSentences`; see `ModelTrainer`.
 
     All weights are trained; the classification head is new and starts at random. The folder is
-    plain transformers, safetensors with a tokenizer, and `Accuracy(folder)` loads it. Its labels
-    are the labels of the data, in their order.
-
-    Logs `train_loss`, `val_loss` and `val_accuracy`, the share of validation sentences that are
-    classified correctly, 0 to 1, higher is better. The best epoch is chosen by the trainer's
-    `ModelCheckpoint`; without one, it is the last. `evaluation.json` in the folder contains
-    `test_accuracy`, the mean of `Accuracy` over the test sentences. With `fast_dev_run`, nothing
-    is written.
+    plain transformers, and `Accuracy(folder)` loads it. Its labels are those of the data, in their
+    order. Logs `train_loss`, `val_loss` and `val_accuracy`, 0 to 1; `evaluation.json` has
+    `test_accuracy`, the mean of `Accuracy` over the test sentences.
 
     Args:
-        folder: Folder of the trained model. An earlier model in it is replaced; a folder with other
-            files is an error.
+        folder: Folder of the trained model.
         model: Encoder to start from: local folder, Hugging Face id or short name.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of the
             steps and before linear decay to 0.
         weight_decay: Weight decay of AdamW; biases and norms have none.
         max_tokens: Most tokens of a sentence in training, special tokens included; longer ones are
             truncated. The trained model reads as many as the encoder can.
-
-    Raises:
-        ValueError: At the start of training, the data has a single label, or the folder contains
-            something other than a model of this trainer.
-        OSError: The encoder cannot be downloaded.
     """
 
     network: PreTrainedModel
@@ -82,15 +70,13 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
     def setup(self, stage: str) -> None:
         """Load the encoder and its tokenizer, with a head for the labels of the data."""
         labels = self.data.labels
-        if len(labels) < 2:
-            raise ValueError(f"the data must have two or more labels, got only {', '.join(labels)}")
         config = load_config(self.encoder)
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: i for i, label in enumerate(labels)}
         self.tokenizer = load_tokenizer(self.encoder)
         config.pad_token_id = self.tokenizer.pad_token_id  # which the head of a decoder skips
         if stage == "fit":
-            self.check_replaceable(list(self.tokenizer.vocab_files_names.values()))
+            self.check_replaceable()
         self.limit = min(self.max_tokens, tokenization.max_tokens(self.tokenizer, config))
         self.network = AutoModelForSequenceClassification.from_pretrained(
             resolve(self.encoder),
@@ -118,26 +104,17 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         return {"test_accuracy": accuracy, "test_sentences": len(test)}
 
     def _loss_and_hits(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
-        """Return the mean loss, and for each sentence whether it is classified correctly.
-
-        Sentences are in the order of their length.
-        """
+        """Return the mean loss and the hits, of sentences in the order of their length."""
         texts = [sentence.text for sentence in batch]
         reader = text_reader(self.tokenizer, texts)
         rows = reader(texts, truncation=True, max_length=self.limit).input_ids
         encoded = [tuple(row) for row in rows]
         order = sorted(range(len(batch)), key=lambda i: len(encoded[i]))
         labels = torch.tensor([batch[i].label for i in order], device=self.device)
-        logits = torch.cat(
-            [
-                self._logits([encoded[i] for i in order[start : start + _GROUP]])
-                for start in range(0, len(order), _GROUP)
-            ]
-        )
+        parts = []
+        for start in range(0, len(order), _GROUP):
+            group = [encoded[i] for i in order[start : start + _GROUP]]
+            ids, mask = pad_rows(group, self.tokenizer.pad_token_id or 0, self.device)
+            parts.append(self.network(input_ids=ids, attention_mask=mask).logits)
+        logits = torch.cat(parts)
         return cross_entropy(logits, labels), logits.argmax(dim=1) == labels
-
-    def _logits(self, rows: Sequence[Ids]) -> Tensor:
-        """Return the outputs of the head, shape (rows, labels)."""
-        ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.device)
-        logits: Tensor = self.network(input_ids=ids, attention_mask=mask).logits
-        return logits

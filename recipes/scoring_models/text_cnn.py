@@ -29,7 +29,7 @@ from ctrlreward.models.batching import Ids, pad_rows, run_distinct
 from ctrlreward.models.classifier import Probabilities
 from ctrlreward.models.sharing import shared_model
 from ctrlreward.models.words import split_words
-from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, check_share, split_off
+from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, split_off
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 
 # Reserved ids, before the ids of the words.
@@ -39,12 +39,7 @@ _BATCH_WORDS = 8192
 
 
 class Sentence(NamedTuple):
-    """A labelled sentence.
-
-    Attributes:
-        text: In `SentenceData`, lower-cased words that are separated by single spaces.
-        label: Index of the label.
-    """
+    """A text, and the index of its label."""
 
     text: str
     label: int
@@ -61,9 +56,6 @@ class LabelledSentences(pl.LightningDataModule):
 
     Attributes:
         sentences: Sentences of `"train"`, `"validation"` and `"test"`.
-
-    Raises:
-        ValueError: The share is out of range.
     """
 
     def __init__(
@@ -71,9 +63,8 @@ class LabelledSentences(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self.labels = tuple(labels)
-        self.validation_share = check_share(validation_share)
-        self.batch_size = batch_size
-        self.seed = seed
+        self.validation_share = validation_share
+        self.batch_size, self.seed = batch_size, seed
         self.sentences: dict[str, list[Sentence]] = {}
 
     def train_dataloader(self) -> DataLoader[Sentence]:
@@ -110,8 +101,8 @@ class SentenceData(LabelledSentences):
         seed: Seed of the split and of the order.
 
     Raises:
-        ValueError: `train` and `test` have different labels, the share is out of range, a file
-            contains no sentence, or fewer than two sentences are left for training and validation.
+        ValueError: `train` and `test` have different labels. In `setup`: fewer than two sentences
+            are left for training and validation.
     """
 
     def __init__(
@@ -125,10 +116,7 @@ class SentenceData(LabelledSentences):
     ) -> None:
         super().__init__([*train], validation_share, batch_size, seed)
         if train.keys() != test.keys():
-            raise ValueError(
-                "train and test must have the same labels, got "
-                f"{', '.join(train)} and {', '.join(test)}"
-            )
+            raise ValueError(f"test must have the labels {', '.join(train)}, got {', '.join(test)}")
         self.files = {"train": train, "test": test}
         self.exclude = exclude
 
@@ -147,9 +135,7 @@ class SentenceData(LabelledSentences):
 
     def _read(self, files: Mapping[str, str]) -> Iterator[Sentence]:
         for label, file in enumerate(files.values()):
-            texts = [matching_key(line) for line in read_lines([file]) if line.strip()]
-            if not texts:
-                raise ValueError(f"{file} has no sentences, must have one per line")
+            texts = (matching_key(line) for line in read_lines([file]) if line.strip())
             yield from (Sentence(text, label) for text in texts)
 
 
@@ -174,24 +160,19 @@ class SentenceClassifierTrainer(ModelTrainer[LabelledSentences]):
 
 
 class TextCNNTrainer(SentenceClassifierTrainer):
-    """Trainer of a `TextCNN` on `SentenceData`, which writes the model of the best epoch.
+    """Trainer of a `TextCNN` on `SentenceData`; see `ModelTrainer`.
 
-    Logs `train_loss`, `val_loss` and `val_accuracy`. The best epoch is chosen by the trainer's
-    `ModelCheckpoint`; without one, it is the last. `TextCNNClassifier(folder)` reads the folder;
-    `evaluation.json` in it contains `test_accuracy`. With `fast_dev_run`, nothing is written.
+    Logs `train_loss`, `val_loss` and `val_accuracy`. `TextCNNClassifier(folder)` reads the folder;
+    `evaluation.json` in it contains `test_accuracy`.
 
     Args:
-        folder: Folder of the trained model. An earlier model in it is replaced; a folder with other
-            files is an error.
+        folder: Folder of the trained model.
         min_count: Words that occur less often in the training sentences are unknown words.
         embedding_size: Size of a word embedding.
         widths: Widths of the filters, in words.
         filters: Number of filters of each width.
         dropout: Dropout probability of the features.
         learning_rate: Initial learning rate of Adam, with linear decay to 0 at the last step.
-
-    Raises:
-        ValueError: At the start of training, the folder contains something other than a model.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from math import log as logarithm
+from math import log
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from ctrlreward.recipes.text_files import matching_key, read_held_out, read_line
 _ROUNDING = 1e-9  # length of a centred unit vector due to rounding only
 
 
-def inverse_document_frequency(documents: Iterable[Iterable[str]]) -> dict[str, float]:
-    """Return idf(w) = log(N / df(w)) of each word that occurs in N documents, iterated once.
+def inverse_document_frequency(documents: Iterable[Sequence[str]]) -> dict[str, float]:
+    """Return idf(w) = log(N / df(w)) of each word that occurs in N documents, lists of words.
 
     Natural logarithm, without smoothing: 0 for a word in every document, to log(N). The word weight
     of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, whose documents are the sentences of
-    both styles. A document that is a string, or none at all, is an error.
+    both styles.
 
     Examples:
         >>> inverse_document_frequency([["good", "soup"], ["cold", "soup"]])["soup"]  # log 1
@@ -33,15 +33,10 @@ def inverse_document_frequency(documents: Iterable[Iterable[str]]) -> dict[str, 
     """
     counts: Counter[str] = Counter()
     total = 0
-    for total, words in enumerate(documents, 1):
-        if isinstance(words, str):
-            raise TypeError(
-                f"documents[{total - 1}] must be a list of words, got {words[:40]!r}, a str"
-            )
+    for words in documents:
+        total += 1
         counts.update(set(words))
-    if total == 0:
-        raise ValueError("documents is empty, must have at least one document")
-    return {word: logarithm(total / count) for word, count in counts.items()}
+    return {word: log(total / count) for word, count in counts.items()}
 
 
 class CentredVectors:
@@ -49,13 +44,6 @@ class CentredVectors:
 
     An embedding is the unit vector along u(text) - mean of u over the corpus, where u is the unit
     vector of a text by `words`. Sentences of the corpus without a known word are left out.
-
-    Examples:
-        >>> from ctrlreward import WordVectors
-        >>> words = WordVectors({"soup": [1, 0], "broth": [3, 4]})
-        >>> CentredVectors(words, ["soup", "broth"]).embed(["soup", "broth"]).round(3)
-        array([[ 0.447, -0.894],
-               [-0.447,  0.894]])
     """
 
     def __init__(self, words: WordVectors, corpus: Iterable[str]) -> None:
@@ -65,7 +53,7 @@ class CentredVectors:
             if length := np.linalg.norm(vector := words.sum(sentence)):
                 total, count = total + vector / length, count + 1
         if not count:
-            raise ValueError("corpus has no word with a vector and a weight. Use other sentences.")
+            raise ValueError("corpus must have a word with a vector and a weight")
         self.centre = total / count
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -93,14 +81,8 @@ def sentence_vectors(
         centred: Subtract the mean of the corpus; see `CentredVectors`.
 
     Raises:
-        TypeError: `corpus` or `exclude` is a single string.
-        ValueError: The files contain no sentence outside `exclude`, or none with a known word; or
-            `vectors` is not a set of word vectors.
-        OSError: A file cannot be read, or a download failed.
+        ValueError: The files contain no sentence outside `exclude`, or none with a known word.
     """
-    for name, files in (("corpus", corpus), ("exclude", exclude)):
-        if isinstance(files, str):
-            raise TypeError(f"{name} must be a list of files, got {files!r}, a str")
     return shared_model(_fit, tuple(corpus), tuple(exclude), vectors, centred)
 
 
@@ -115,10 +97,8 @@ def _fit(
             if line.strip() and matching_key(line) not in held_out:
                 yield line
 
-    if next(sentences(), None) is None:
-        raise ValueError(
-            f"corpus = {', '.join(corpus)} has no sentence outside `exclude`. Add files."
-        )
     idf = inverse_document_frequency(map(split_words_and_marks, sentences()))
+    if not idf:
+        raise ValueError(f"corpus must have a sentence outside `exclude`, got {', '.join(corpus)}")
     encoder = WordVectors.load(vectors, idf)
     return CentredVectors(encoder, sentences()) if centred else encoder

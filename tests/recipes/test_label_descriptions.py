@@ -70,17 +70,3 @@ def test_a_copy_for_another_process_loads_its_own_encoder(encoder: str) -> None:
     copy = pickle.loads(pickle.dumps(model))
     assert not [name for name in vars(copy) if name.startswith("_")]
     np.testing.assert_array_equal(copy.probabilities(TEXTS), before)
-
-
-WRONG: dict[str, Any] = {
-    "descriptions = .* must be a mapping from two labels or more to": {"food": ["a meal"]},
-    "descriptions = .* must be a mapping from two labels or more to sent": ["food", "travel"],
-    r"descriptions\['food'\] = 'a meal' must be a li": {"food": "a meal", "travel": ["a trip"]},
-    r"descriptions\['travel'\] = \[\] must be a list of s": {"food": ["a meal"], "travel": []},
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_descriptions_that_are_none(message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LabelDescriptions(WRONG[message])

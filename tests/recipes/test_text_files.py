@@ -22,10 +22,9 @@ def test_held_out_repeated_short_and_long_lines_are_left_out(files) -> None:
     assert sorted(texts) == sorted(set(TEXTS) - {TEXTS[1]})
     assert texts == sample_texts(*files, 5, (4, 6), seed=1)
     assert texts != sample_texts(*files, 5, (4, 6), seed=2)
-    with pytest.raises(ValueError, match=r"5 texts of 4 to 6 words, fewer than 7. Add files"):
+    assert len(sample_texts(*files, 6, (4, None), seed=1)) == 6
+    with pytest.raises(ValueError, match="texts"):
         sample_texts(*files, 7, (4, 6), seed=1)
-    with pytest.raises(ValueError, match="6 texts of 4 words or more, fewer than 7"):
-        sample_texts(*files, 7, (4, None), seed=1)
 
 
 def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:

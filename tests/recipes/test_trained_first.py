@@ -10,7 +10,6 @@ from warm_python import WarmProcess
 
 from ctrlreward.recipes import trained_first
 from ctrlreward.recipes.scoring_models.text_cnn import TextCNNClassifier
-from ctrlreward.recipes.style_transfer import Sentences, TransferData
 from ctrlreward.recipes.trained_first import TrainedFirst
 
 WORDS = {"sour": "cold", "sweet": "lovely"}
@@ -88,19 +87,6 @@ def test_a_training_that_fails_or_writes_no_model_is_an_error(
     monkeypatch.setattr(trained_first.subprocess, "run", run)
     with pytest.raises(subprocess.CalledProcessError):
         job.train_if_absent()
-    with pytest.raises(FileNotFoundError, match=r"missing\.yaml ended, but .*model does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"missing\.yaml"):
         job.train_if_absent()  # the first failure released the lock
     assert len(commands) == 2
-
-
-def test_transfer_data_trains_missing_models(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[TrainedFirst] = []
-    monkeypatch.setattr(TrainedFirst, "train_if_absent", lambda job: started.append(job))
-    sentences = Sentences(files, count=3, template="{source} {style}")
-    TransferData(sentences).prepare_data()
-    assert started == []
-    models = [TrainedFirst("judge", "judge.yaml"), TrainedFirst("adapter", "warm_up.yaml")]
-    TransferData(sentences, models=models).prepare_data()
-    assert started == models

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pytorch_lightning import seed_everything
@@ -11,7 +12,6 @@ from transformers import BertModel
 from ctrlreward import Accuracy
 from ctrlreward.jobs.training_job import build
 from ctrlreward.recipes.scoring_models.corrupted_texts import (
-    CORRUPTIONS,
     LABELS,
     CorruptedTexts,
     Kind,
@@ -46,7 +46,7 @@ def sentences_of(text: str) -> list[str]:
     return [f"{part}." for part in text.rstrip(".").split(". ")]
 
 
-@pytest.mark.parametrize("kind", CORRUPTIONS)
+@pytest.mark.parametrize("kind", get_args(Kind))
 def test_each_kind_changes_a_passage_in_its_way(kind: Kind) -> None:
     found = data(kinds=[kind], sentences=(3, 5))
     assert found.labels == LABELS == ("corrupted", "sound")

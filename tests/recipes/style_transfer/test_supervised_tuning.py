@@ -104,8 +104,3 @@ def test_a_resumed_run_repeats_an_uncut_one(tiny_llama, data, tmp_path: Path) ->
     for name, weight in uncut.named_parameters():
         if weight.requires_grad:
             torch.testing.assert_close(dict(resumed.named_parameters())[name], weight)
-
-
-def test_a_trial_writes_nothing(tiny_llama, data, tmp_path: Path) -> None:
-    tuned(tmp_path, tiny_llama(LETTERS), data(), 60, fast_dev_run=True)
-    assert not (tmp_path / "adapter").exists()
