@@ -1,7 +1,7 @@
 """Progress of long work on standard error: a tqdm bar on a terminal, whole lines in a log.
 
-Work within work moves the bar of the outermost. After its first part, work of more than a minute
-says how long it will take; shorter work leaves no line in a log.
+Work within work moves the bar of the outermost. After five seconds that follow its first item, work
+of more than a minute says how long it will take; shorter work leaves no line in a log.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Progress:
         self.done = self.start = done
         self.inside = 0.0  # items of the part that is open
         self.began = self.written = time.monotonic()
+        self.is_warm = False  # the first item is finished
         self.is_long: bool | None = None  # None: too little is finished
         self.bar: tqdm[NoReturn] | None = None
         self.at_end = ExitStack()
@@ -71,6 +72,12 @@ class Progress:
             self.began = now  # until now, models were loaded
             return
         elapsed = now - self.began
+        if not self.is_warm and done >= self.start + 1:
+            self.is_warm = True
+            if elapsed > 1 and done < self.start + 2:
+                # Alone it takes longer than among others, and some work is done for all of them.
+                self.began, self.start = now, done
+                return
         if elapsed < _HIDDEN or rank_and_ranks()[0] or not _in_main_thread():
             return
         rate = (done - self.start) / elapsed
@@ -82,7 +89,7 @@ class Progress:
         if self.bar is not None:
             self.bar.set_postfix_str(f"{count}, {left} left", refresh=False)
             self.bar.update(done - self.bar.n)
-        if self.is_long is None and elapsed >= _MEASURED:
+        if self.is_long is None and elapsed >= (_MEASURED if self.is_warm else 4 * _MEASURED):
             self.is_long = (self.total - self.start) / rate > _ANNOUNCED
             if self.is_long:
                 write_line(f"{self.title} {self.total:,.0f} {self.unit}: about {left}")

@@ -74,6 +74,16 @@ def test_a_log_says_how_long_work_takes_after_its_first_part_and_then_every_ten_
         assert lines() == []
 
 
+def test_a_slow_first_text_does_not_count_for_the_time_left(
+    wait: Callable[[float], None], lines: Callable[[], list[str]]
+) -> None:
+    with track("CTRLEval", 101) as work:
+        for seconds, texts in ((9, 0.5), (9, 0.5), (3, 1), (3, 1)):
+            wait(seconds)
+            work.advance(texts)
+    assert numbers(*lines()) == ["101", "4", "54"]  # 98 texts of 3 s
+
+
 def test_work_of_less_than_a_minute_leaves_no_line_in_a_log(
     wait: Callable[[float], None], lines: Callable[[], list[str]]
 ) -> None:
@@ -175,7 +185,7 @@ def test_work_that_fails_leaves_its_place_to_the_next(
         raise KeyboardInterrupt
     with track("second", 1000) as work:
         wait(6)
-        work.advance(1)
+        work.advance(5)
     assert [line.split()[0] for line in lines()] == ["second"]
 
 

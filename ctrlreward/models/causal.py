@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
@@ -126,40 +126,19 @@ class CausalLM(FrozenModel):
         self, groups: Sequence[_Group], lengths: list[int]
     ) -> tuple[list[Row], Integers, Integers]:
         """Return rows, the tokens that they score, and how many of these each target has."""
-        contexts: list[list[Pieces]] = []
-        pairs: list[tuple[Target, ...]] = []  # of what is read together
-        for context, chat, targets, _ in groups:
-            chunks = chunked(context, self._apart)
-            tail: Pieces = ()
-            if chunks and not (self._apart and _follow_apart(chunks[-1][-1], tuple(targets))):
-                tail = chunks[-1] if chat else chunks.pop()
-            contexts.append(chunks)
-            pairs.append(tuple(((*tail, *read), scored) for read, scored in targets))
-        chunks = [*dict.fromkeys(chain.from_iterable(contexts))]
-        readings = dict(zip(chunks, read_chunks(self.tokenizer, chunks), strict=True))
-        wanted = [*dict.fromkeys(chain(*pairs, *(group.targets for group in groups if group.chat)))]
-        scored = dict(zip(wanted, read_scored(self.tokenizer, wanted, self._apart), strict=True))
         forests: dict[Hashable, Forest] = {}
         rows: list[Row] = []
         tokens, sizes = [NOTHING], [NOTHING]
         first = 0
-        for group, context, own in zip(groups, contexts, pairs, strict=True):
-            sequences = [scored[pair] for pair in own]
-            if group.chat and context:
-                end = readings[context[-1]].ids
-                alone = [scored[target] for target in group.targets]
-                sequences = [*map(partial(_after_chat, end), sequences, alone)]
-            start = () if group.chat else self._start
-            before = np.array([*start, *(i for c in context for i in readings[c].ids)], np.int64)
+        for before, sequences, key in self._encode(groups):
             longest = max((len(ids) for ids, _ in sequences), default=0)
             read = len(before) + longest - 1  # the last token is never an input
             if len(before) and read <= min(self._limit or read, self._reach):
-                key = own, group.chat
                 if key not in forests:
                     is_long = longest > _LONG and self.batch_tokens > 2**12
                     forests[key] = trees(sequences, _MAX_LONG_TREE if is_long else _MAX_TREE)
                 forest = forests[key]
-                lengths += [read] * len(own)
+                lengths += [read] * len(sequences)
             else:
                 forest, before = self._chains(before.tolist(), sequences, lengths), NOTHING
             rows += [Row(before, tree, first) for tree in forest.trees if tree.places.size]
@@ -167,6 +146,34 @@ class CausalLM(FrozenModel):
             sizes.append(forest.sizes)
             first += len(forest.tokens)
         return rows, np.concatenate(tokens), np.concatenate(sizes)
+
+    def _encode(
+        self, groups: Sequence[_Group]
+    ) -> Iterator[tuple[Integers, list[Scored], Hashable]]:
+        """Yield the ids of each group's context and targets; the same targets have the same key."""
+        contexts: list[list[Pieces]] = []
+        pairs: list[tuple[Target, ...]] = []  # of what is read together
+        for context, chat, targets, _ in groups:
+            chunks = chunked(context, self._apart)
+            tail: Pieces = ()
+            begins = _beginnings(tuple(targets))
+            if chunks and not (self._apart and all(meets_apart(chunks[-1][-1], b) for b in begins)):
+                tail = chunks[-1] if chat else chunks.pop()
+            contexts.append(chunks)
+            pairs.append(tuple(((*tail, *read), scored) for read, scored in targets))
+        chunks = [*dict.fromkeys(chain.from_iterable(contexts))]
+        readings = dict(zip(chunks, read_chunks(self.tokenizer, chunks), strict=True))
+        wanted = [*dict.fromkeys(chain(*pairs, *(group.targets for group in groups if group.chat)))]
+        scored = dict(zip(wanted, read_scored(self.tokenizer, wanted, self._apart), strict=True))
+        for group, context, own in zip(groups, contexts, pairs, strict=True):
+            sequences = [scored[pair] for pair in own]
+            if group.chat and context:
+                end = readings[context[-1]].ids
+                alone = [scored[target] for target in group.targets]
+                sequences = [*map(partial(_after_chat, end), sequences, alone)]
+            start = () if group.chat else self._start
+            ids = np.array([*start, *(i for c in context for i in readings[c].ids)], np.int64)
+            yield ids, sequences, (own, group.chat)
 
     def _chains(self, before: list[int], targets: Sequence[Scored], lengths: list[int]) -> Forest:
         """Return a tree for each different sequence, truncated to what the model reads."""
@@ -221,10 +228,6 @@ def _beginnings(targets: tuple[Target, ...]) -> frozenset[Piece]:
     """Return the first characters, or control tokens, of targets."""
     firsts = (next((piece for piece in (*r, *s) if piece != ""), None) for r, s in targets)
     return frozenset(p[0] if isinstance(p, str) else p for p in firsts if p is not None)
-
-
-def _follow_apart(last: Piece, targets: tuple[Target, ...]) -> bool:
-    return all(meets_apart(last, begin) for begin in _beginnings(targets))
 
 
 def _after_chat(end: list[int], joined: Scored, alone: Scored) -> Scored:

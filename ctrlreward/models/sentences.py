@@ -34,11 +34,12 @@ def split_sentences(text: str) -> list[str]:
     """
     words = _WORD.finditer(text)
     starts = [b.start() for a, b in pairwise(words) if _ends_sentence(a.group(), b.group())]
-    return _stripped(text[a:b] for a, b in pairwise([0, *starts, len(text)]))
+    pieces = (text[a:b].strip() for a, b in pairwise([0, *starts, len(text)]))
+    return [piece for piece in pieces if piece]
 
 
 def _split_by(split: Callable[..., Iterable[str]], *arguments: str) -> list[str]:
-    return _stripped(split(*arguments))
+    return [piece.strip() for piece in split(*arguments) if piece.strip()]
 
 
 def find_splitter(
@@ -85,7 +86,3 @@ def _ends_sentence(word: str, following: str) -> bool:
         return not (lower_case and stem.lower() in _TRAILING)
     # “Really?” she said; well... it works.
     return not (lower_case and (closing or marks[-2:] == ".." or marks == "…"))
-
-
-def _stripped(pieces: Iterable[str]) -> list[str]:
-    return [piece.strip() for piece in pieces if piece.strip()]

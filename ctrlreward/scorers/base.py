@@ -208,7 +208,8 @@ class Scorer(ABC):
             ValueError: A column that a score needs is absent, or the scorer rejects an item of it.
         """
         given = as_samples(samples, **columns)
-        return score({name: self[name] for name in computable(self, given)}, given).warned()
+        wanted = {name: Component(self, name) for name in computable(self, given)}
+        return score(wanted, given).warned()
 
     __call__ = score
 
