@@ -187,7 +187,7 @@ def read_systems(options: Namespace) -> tuple[Systems, dict[str, Mode], str]:
 
 def _systems_of_runs(paths: Mapping[str, str]) -> tuple[Systems, dict[str, Mode], str]:
     """Return the scores by prompt of the last texts of each run that stored them."""
-    from ctrlreward.runs.folder import PREFIX, read_stored_run, scores_by_prompt  # imports PyTorch
+    from ctrlreward.runs.folder import PREFIX, read_stored_run  # imports PyTorch
 
     systems: Systems = {}
     steps, modes = [], dict[str, Mode]()
@@ -203,8 +203,8 @@ def _systems_of_runs(paths: Mapping[str, str]) -> tuple[Systems, dict[str, Mode]
         steps.append(f"{last.step} of {name}")
         systems[name] = {
             f"{texts}/{key}": {(row.prompts, i): value for i, value in enumerate(row.tolist())}
-            for texts, source in last.samples.items()
-            for key, row in scores_by_prompt(source).items()
+            for texts, stored_texts in last.samples.items()
+            for key, row in stored_texts.by_prompt.items()
         }
     return systems, modes, f"items are the held-out prompts, at step {', '.join(steps)}"
 
@@ -374,8 +374,12 @@ def _number(value: float, like: float | None = None) -> str:
 
 
 def _reproduction(options: Namespace) -> None:
-    from ctrlreward.runs.reproduction import compare_runs, print_comparison, to_json
-    from ctrlreward.runs.results import read_run
+    from ctrlreward.runs.reproduction import (
+        compare_runs,
+        print_comparison,
+        read_run,
+        to_json,
+    )
 
     runs = [read_run(name, options.system_columns, options.metric_columns) for name in options.runs]
     comparison = compare_runs(runs, options.metrics)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ctrlreward.arguments import counted, inner_path, sign_of
 from ctrlreward.functional.sequential import jackknife_values, level_of_test
-from ctrlreward.runs.folder import StoredRun, as_mapping, completions_per_prompt
+from ctrlreward.runs.folder import StoredRun, as_mapping
 from ctrlreward.runs.select import (
     Selection,
     better_mode,
@@ -28,10 +28,10 @@ from ctrlreward.runs.select import (
     run_rules,
     to_json,
 )
-from ctrlreward.runs.stored_texts import StoredTexts, TextSource, is_even
+from ctrlreward.runs.stored_texts import StoredTexts, read_own_texts
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.records import evenly_spaced, read_scored_file
+from ctrlreward.scorers.records import evenly_spaced
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.best import LAST_STEP
 from ctrlreward.selection.metrics import Validation, describe
@@ -64,14 +64,11 @@ class TextSet:
     name: str
     labels: list[str]
     steps: list[int | None]
-    samples: list[Samples]
-    scores: list[Mapping[str, Scores]]
-    reasons: list[Mapping[str, Sequence[str]]]
-    sources: list[TextSource]
+    columns: list[StoredTexts]
 
     def words(self, column: int) -> list[list[str]]:
         """Return the lower-case words of each text, without its prefix."""
-        return [_WORD.findall(text.lower()) for text in self.samples[column].completions]
+        return [_WORD.findall(text.lower()) for text in self.columns[column].samples.completions]
 
 
 def contents(stored: StoredRun, options: Any) -> dict[str, Any]:
@@ -126,24 +123,15 @@ def _text_sets(stored: StoredRun, missing: list[str]) -> Iterator[TextSet]:
             yield texts
     others = [inner_path("others", each) for each in as_mapping(stored.summary.get("others"))]
     paths = {name: stored.folder / f"{name}.jsonl" for name in ("before", "after", *others)}
-    if files := [(name, None, path) for name, path in paths.items() if path.is_file()]:
+    if files := [(name, None, read_own_texts(p)) for name, p in paths.items() if p.is_file()]:
         yield _aligned("test set", files)
 
 
-def _aligned(name: str, columns: Sequence[tuple[str, int | None, TextSource]]) -> TextSet:
+def _aligned(name: str, columns: Sequence[tuple[str, int | None, StoredTexts]]) -> TextSet:
     """Return the columns with the same prompts as the last one, in its order."""
-    read = [(label, step, *_content(source), source) for label, step, source in columns]
-    keys = [_prompts(samples) for _, _, samples, *_ in read]
-    alike = [each for each, key in zip(read, keys, strict=True) if key == keys[-1]]
+    keys = [_prompts(texts.samples) for _, _, texts in columns]
+    alike = [each for each, key in zip(columns, keys, strict=True) if key == keys[-1]]
     return TextSet(name, *map(list, zip(*alike, strict=True)))
-
-
-def _content(source: TextSource) -> tuple[Samples, Mapping[str, Scores], Mapping[str, Any]]:
-    """Return texts, scores, and a judge's reasons."""
-    if isinstance(source, StoredTexts):
-        return source.samples, source.scores, {}
-    file = read_scored_file(source)
-    return file.samples, file.scores, file.reasons
 
 
 def _prompts(samples: Samples) -> list[tuple[str, str]]:
@@ -159,33 +147,34 @@ def _with_text_figures(stored: StoredRun, texts: TextSet) -> StoredRun:
     steps = []
     for each in stored.steps:
         column = column_of.get(each.step)
-        if column is not None and len(texts.samples[column]):
-            repeats = completions_per_prompt(texts.samples[column])
-            words = texts.words(column)
-            lengths = np.array([len(row) for row in words], float).reshape(-1, repeats)
-            diversity, by_prompt = _diversity(words, repeats)
+        if column is not None and len(texts.columns[column].samples):
+            own, words = texts.columns[column], texts.words(column)
+            lengths = np.array([len(row) for row in words], float)
+            diversity, by_prompt = _diversity(words, own.counts)
             metrics = {**each.metrics, LENGTH: float(lengths.mean()), DIVERSITY: diversity}
             evidence = {**each.evidence}
-            if is_even(texts.sources[column]):
-                evidence |= {LENGTH: lengths.mean(axis=1), DIVERSITY: by_prompt}
+            if own.even:
+                by_length = lengths.reshape(-1, own.counts[0]).mean(axis=1)
+                evidence |= {LENGTH: by_length, DIVERSITY: by_prompt}
             each = replace(each, metrics=metrics, evidence=evidence)
         steps.append(each)
     return replace(stored, steps=steps, modes={**stored.modes, DIVERSITY: "max"})
 
 
-def _diversity(words: Sequence[list[str]], repeats: int) -> tuple[float, Scores]:
+def _diversity(words: Sequence[list[str]], counts: Sequence[int]) -> tuple[float, Scores]:
     """Return Distinct-2 of all texts as one corpus, and its jackknife value of each prompt."""
-    prompts = [words[i : i + repeats] for i in range(0, len(words), repeats)]
+    ends = np.cumsum(counts).tolist()
+    prompts = [words[end - count : end] for end, count in zip(ends, counts, strict=True)]
     own = [Counter(pair for row in rows for pair in pairwise(row)) for rows in prompts]
     lengths = [sum(map(len, rows)) for rows in prompts]
-    counts, total = Counter(pair for row in words for pair in pairwise(row)), sum(lengths)
+    pairs, total = Counter(pair for row in words for pair in pairwise(row)), sum(lengths)
     without = [
-        (len(counts) - sum(counts[pair] == n for pair, n in each.items())) / (total - length)
+        (len(pairs) - sum(pairs[pair] == n for pair, n in each.items())) / (total - length)
         if total > length
         else nan
         for each, length in zip(own, lengths, strict=True)
     ]
-    whole = len(counts) / total if total else nan
+    whole = len(pairs) / total if total else nan
     return whole, jackknife_values(whole, without)
 
 
@@ -250,7 +239,7 @@ def _default_alarm(stored: StoredRun, best: BestRule | None) -> AlarmRule | None
 def _theirs(stored: StoredRun) -> list[str]:
     """Return the names of the texts that another trainer stored."""
     names = stored.samples.items()
-    return [n for n, each in names if any(isinstance(t, StoredTexts) for t in each.values())]
+    return [n for n, each in names if not all(texts.ours for texts in each.values())]
 
 
 # Decisions
@@ -528,28 +517,29 @@ def _shown(
     held-out score fell. Shown are the ends, the selected, the alarm, and others evenly spaced.
     """
     marked = (selection.best, alarm.step if alarm else None)
-    last, rows = len(texts.labels) - 1, len(texts.samples[0])
+    last, rows = len(texts.labels) - 1, len(texts.columns[0].samples)
     wanted = [0, last, *(i for i, step in enumerate(texts.steps) if step in marked)]
     wanted += evenly_spaced(last + 1, MOST_COLUMNS)
     columns = sorted([*dict.fromkeys(wanted)][:MOST_COLUMNS])
-    names = list(dict.fromkeys(name for scores in texts.scores for name in scores))
+    names = list(dict.fromkeys(name for each in texts.columns for name in each.scores))
     gamed = _gamed(texts, names, selection)
-    sizes = [[min(len(text), LONGEST) for text in texts.samples[c].texts] for c in columns]
+    shown = [texts.columns[c] for c in columns]
+    sizes = [[min(len(text), LONGEST) for text in each.samples.texts] for each in shown]
     mean = np.sum(sizes, axis=0).mean() + len(columns) * (7 * len(names) + 12)
     count = min(rows, max(1, int(budget / mean)))
     chosen = np.arange(rows)
     if count < rows:
         even = evenly_spaced(rows, -(-count // 2))
         chosen = np.unique([*even, *np.argsort(-gamed, kind="stable")[: count // 2]])
-    prompts = _prompts(texts.samples[0])
+    prompts = _prompts(texts.columns[0].samples)
     items = [
         {
             "i": row, "p": _cut(prompts[row][0]), "l": _cut(prompts[row][1]),
-            "t": [_cut(texts.samples[c].texts[row]) for c in columns],
-            "s": [[_plain(texts.scores[c][k][row]) if k in texts.scores[c] else None
-                   for k in names] for c in columns],
+            "t": [_cut(each.samples.texts[row]) for each in shown],
+            "s": [[_plain(each.scores[k][row]) if k in each.scores else None for k in names]
+                  for each in shown],
             "g": _plain(gamed[row]),
-            "r": [{k: _cut(each[row]) for k, each in texts.reasons[c].items()} for c in columns],
+            "r": [{k: _cut(told[row]) for k, told in each.reasons.items()} for each in shown],
         }
         for row in chosen.tolist()
     ]  # fmt: skip
@@ -574,11 +564,11 @@ def _gamed(texts: TextSet, names: Sequence[str], selection: Selection) -> Scores
     proxies, others = ([k.rpartition("/")[2] for k in keys] for keys in (optimised, held_out))
     proxy = next((key for key in (*proxies, *names) if key in names), None)
     other = next((key for key in (*others, *names) if key in names and key != proxy), None)
-    rows = np.zeros(len(texts.samples[0]))
+    rows = np.zeros(len(texts.columns[0].samples))
     if proxy is None or other is None:
         return rows
-    rise, fall = (texts.scores[-1].get(k, rows) - texts.scores[0].get(k, rows)
-                  for k in (proxy, other))  # fmt: skip
+    first, last = texts.columns[0].scores, texts.columns[-1].scores
+    rise, fall = (last.get(k, rows) - first.get(k, rows) for k in (proxy, other))
     sides = [side / (np.nanstd(side) or 1.0) for side in (rise, -fall) if np.isfinite(side).any()]
     return np.nan_to_num(np.min(sides, axis=0), nan=-9.0) if len(sides) == 2 else rows
 
@@ -590,7 +580,7 @@ def _phrases(texts: TextSet) -> list[dict[str, Any]]:
     """Return the phrases of one to five words whose share of texts grew most since the start."""
     if len(texts.labels) < 2:
         return []
-    picked = evenly_spaced(len(texts.samples[0]), COUNTED)
+    picked = evenly_spaced(len(texts.columns[0].samples), COUNTED)
 
     def shares(column: int) -> Counter[tuple[str, ...]]:
         counts: Counter[tuple[str, ...]] = Counter()

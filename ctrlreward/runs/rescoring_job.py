@@ -27,15 +27,9 @@ from ctrlreward.files import JsonLog, finite_or_none, json_line, json_text, writ
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
 from ctrlreward.reward import AnyReward, Reward
-from ctrlreward.runs.folder import (
-    PREFIX,
-    StoredRun,
-    completions_per_prompt,
-    measure_of,
-    read_stored_run,
-)
+from ctrlreward.runs.folder import PREFIX, StoredRun, read_stored_run
 from ctrlreward.runs.select import Selection, add_rule_options, decide, run_rules, summary, to_json
-from ctrlreward.runs.stored_texts import READ_TEXTS, TextSource, is_even, scored_samples
+from ctrlreward.runs.stored_texts import READ_TEXTS, StoredTexts
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.scorers.parts import score_parts
@@ -139,20 +133,20 @@ def rescore(
 
     names = _names_of(run)
     texts = [
-        (name, each.step, source, scored_samples(source)[0])
+        (name, each.step, stored)
         for each in run.steps
-        for name, source in each.samples.items()
+        for name, stored in each.samples.items()
         if name in names
     ]
-    for _, _, source, samples in texts:
-        _check(reward, source, samples)
+    for _, _, stored in texts:
+        _check(reward, stored)
     metrics: dict[int, dict[str, float]] = {}
-    for name, step, source, samples in texts:
+    for name, step, stored in texts:
+        samples, repeats = stored.samples, math.gcd(*stored.counts) or 1
         path = folder / "samples" / name / f"step={step:06d}.jsonl"
-        repeats = completions_per_prompt(samples)
         prompts = Samples([""] * (len(samples) // repeats))
         scorer = HeldOutScorer(reward.components, prompts, repeats, name)
-        scorer.settings = {"measure": measure_of(source)}
+        scorer.settings = {"measure": stored.measure}
         digest = hashlib.sha256(json_line(samples.columns()).encode()).hexdigest()[:16]
         log = JsonLog(folder / "parts" / f"{digest}.jsonl", settings)
         with fixed_randomness(scorer.seed):
@@ -176,7 +170,7 @@ def rescore(
     folders = {os.path.relpath(each, folder): "" for each in places}
     noted = {"rules": run.rules, "directions": modes, "folders": folders}
     write_whole(folder / DECISIONS, json_text(noted))
-    even = all(is_even(source) for _, _, source, _ in texts)
+    even = all(stored.even for _, _, stored in texts)
     again = {each.step: each for each in read_stored_run(folder).steps}
     after = [
         replace(
@@ -217,9 +211,9 @@ def _names_of(run: StoredRun) -> list[str]:
     return held_out or list(known)
 
 
-def _check(reward: AnyReward, source: TextSource, samples: Samples) -> None:
+def _check(reward: AnyReward, stored: StoredTexts) -> None:
     """Raise a ValueError if a component needs columns or groups of texts that were not stored."""
-    present = samples.columns()
+    present = stored.samples.columns()
     lacking: dict[str, list[str]] = {}
     for name, component in reward.components.items():
         needed = [*component.scorer.required_columns([component.name])]
@@ -229,17 +223,17 @@ def _check(reward: AnyReward, source: TextSource, samples: Samples) -> None:
                 lacking.setdefault(JSON_KEYS[column], []).append(name)
     if lacking:
         missing = "; ".join(f"{key!r} for {', '.join(who)}" for key, who in lacking.items())
-        stored = ", ".join(JSON_KEYS[column] for column in present)
+        known = ", ".join(JSON_KEYS[column] for column in present)
         raise ValueError(
-            f"the reward needs more than the stored texts: {source} has {stored}, but not "
+            f"the reward needs more than the stored texts: {stored.file} has {known}, but not "
             f"{missing}. Leave these components out"
         )
     try:
-        check_samples(reward.components, samples)
+        check_samples(reward.components, stored.samples)
     except MissingColumn:
         raise
     except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
+        raise ValueError(f"{stored.file}: {error}") from None
 
 
 def has_total(reward: AnyReward) -> bool:

@@ -1,30 +1,30 @@
-"""Texts that TRL, verl or a loop of your own stores, read as the texts of a run's steps."""
+"""Texts of a run's steps: files of ours, and what TRL, verl or a loop of your own stores."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from math import isnan, nan
 from pathlib import Path
 from sys import float_info
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ctrlreward.files import parse_json
-from ctrlreward.functional.means import valid_mean
+from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import PromptScores
-from ctrlreward.held_out import FAIL_RATE
+from ctrlreward.held_out import FAIL_RATE, prompts_digest
 from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.records import read_scored_samples
-from ctrlreward.tables.rows import Row, parquet_rows
+from ctrlreward.scorers.records import read_scored_file
+from ctrlreward.tables.rows import parquet_rows
 
 READ_TEXTS = (
     "completions_*.parquet (TRL), *.jsonl of verl, or JSONL or Parquet with step, prompt, "
@@ -38,125 +38,112 @@ _STEP = re.compile(
 
 @dataclass(frozen=True)
 class StoredTexts:
-    """Texts of a step in files of a trainer; the texts of a prompt follow each other.
+    """Texts of a step; the texts of a prompt follow each other.
 
     Attributes:
         file: The first file.
-        samples: Texts with prompts, groups, and references if all texts of the run have one.
+        samples: The texts. Those of other trainers have prompts, groups, and references if all
+            texts of the run have one.
         scores: Name → score of each text, shape (texts,), NaN for a failed one.
-        failed: 1 for a text without a score that its row should have, else 0, shape (texts,).
-        prompts: Identity of each prompt, in an order that all steps share.
+        by_prompt: Name → score of each prompt, shape (prompts,), and the fail rate.
         counts: Number of texts of each prompt.
+        measure: Digest of what was measured: prompts and completions; of other trainers the
+            prompts.
+        ours: Whether the file is of this package, so that the log has the means of its scores.
+        held_out: Whether a `GenerationScorer` wrote the measure.
+        reasons: Name → a judge's reason for each text.
     """
 
     file: Path
     samples: Samples
     scores: Mapping[str, Scores]
-    failed: Scores
-    prompts: Sequence[str]
+    by_prompt: Mapping[str, PromptScores]
     counts: Sequence[int]
-
-    def __str__(self) -> str:
-        """Return the first file."""
-        return str(self.file)
+    measure: str
+    ours: bool = False
+    held_out: bool = False
+    reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
-    def by_prompt(self) -> dict[str, PromptScores]:
-        """Name → score of each prompt, shape (prompts,), with the fail rate if there are scores."""
-        ends = np.cumsum(self.counts)[:-1]
-        digest = hashlib.sha256(" ".join(self.prompts).encode()).hexdigest()[:16]
-        rows = {**self.scores, **({FAIL_RATE: self.failed} if self.scores else {})}
-        return {
-            name: PromptScores([valid_mean(part) for part in np.split(row, ends)], digest)
-            for name, row in rows.items()
-        }
+    def even(self) -> bool:
+        """Whether all prompts have as many texts, as in the files of a `GenerationScorer`."""
+        return len(set(self.counts)) <= 1
 
 
-# A file of a `GenerationScorer`, or texts of another trainer.
-TextSource: TypeAlias = Path | StoredTexts
-
-
-def scored_samples(source: TextSource) -> tuple[Samples, Mapping[str, Scores]]:
-    """Return texts and scores of a step."""
-    if isinstance(source, StoredTexts):
-        return source.samples, source.scores
-    return read_scored_samples(source)
-
-
-def is_even(source: TextSource) -> bool:
-    """Return whether all prompts have as many texts, as in the files of a `GenerationScorer`."""
-    return isinstance(source, Path) or len(set(source.counts)) == 1
-
-
-def note_of(name: str, digests: Mapping[int, str]) -> tuple[str, bool]:
+def note_of(name: str, by_step: Mapping[int, StoredTexts]) -> tuple[str, bool]:
     """Return a line about steps with other prompts, and whether steps are compared by prompt.
 
-    `digests` maps a step to its prompts. If they change for good, a new reference begins; if each
-    step has others, as in rollouts, the steps are compared by means.
+    If the measure changes for good, or that of a `GenerationScorer` changes, a new reference
+    begins; if each step has other prompts, as in rollouts, the steps are compared by means.
     """
-    steps = sorted(digests)
-    changes = [step for last, step in pairwise(steps) if digests[last] != digests[step]]
+    measures = {step: by_step[step].measure for step in sorted(by_step)}
+    changes = [step for last, step in pairwise(measures) if measures[last] != measures[step]]
     if not changes:
         return "", True
-    if len(set(digests.values())) == len(changes) + 1 < len(digests):
+    for_good = len(set(measures.values())) == len(changes) + 1 < len(measures)
+    if for_good or all(texts.held_out for texts in by_step.values()):
         at = ", ".join(map(str, changes[:5]))
         return f"{name} has other prompts or completions from step {at} on: a new reference", True
     return f"{name} has other prompts at each step: compared by means, not by prompt", False
 
 
-# Files
+# Files of ours
+
+
+def sample_files(folder: Path) -> dict[str, dict[int, Path]]:
+    """Return name of a `GenerationScorer` → step → JSONL file of its texts and scores.
+
+    Names may have slashes. Texts of `trainer.test` are left out.
+    """
+    files: dict[str, dict[int, Path]] = {}
+    root = folder / "samples"
+    for file in sorted(root.rglob("step=*.jsonl")):
+        digits = file.stem.removeprefix("step=")
+        if digits.isdecimal() and file.is_file():
+            files.setdefault(str(file.parent.relative_to(root)), {})[int(digits)] = file
+    return files
+
+
+def read_own_texts(path: Path) -> StoredTexts:
+    """Read a file of `write_scored_samples`."""
+    # Scores of groups have values by prompt, not of a text.
+    samples, scores, by_prompt, reasons, measure = read_scored_file(path)
+    repeats = completions_per_prompt(samples)
+    rows = {key: valid_row_means(row.reshape(-1, repeats)) for key, row in scores.items()}
+    if scores:
+        failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
+        rows[FAIL_RATE] = failed.reshape(-1, repeats).mean(axis=1)
+    held_out, measure = bool(measure), measure or prompts_digest(samples, repeats)
+    keyed = {key: PromptScores(row, measure) for key, row in {**rows, **by_prompt}.items()}
+    counts = [repeats] * (len(samples) // repeats)
+    return StoredTexts(path, samples, scores, keyed, counts, measure, True, held_out, reasons)
+
+
+def completions_per_prompt(samples: Samples) -> int:
+    """Return how many rows of a prompt follow each other, in samples returned by `generate`."""
+    columns = {k: v for k, v in samples.columns().items() if k != "texts"}
+    rows = list(zip(*columns.values(), strict=True)) if columns else list(range(len(samples)))
+    repeats = math.gcd(*(len(list(group)) for _, group in groupby(rows)))
+    return max(1, repeats)
+
+
+# Files of others
+
+
+# Columns of TRL and verl that are no scores.
+_NO_SCORES = {"step", "prompt", "completion", "advantage", "input", "output", "gts", "request_id"}
 
 
 class _Text(NamedTuple):
-    """A row: `prompt` is text or messages, `of` the identity of the prompt apart from that."""
+    """A row: step, prompt as `as_prompt` returns it, and `of`, the identity of the prompt."""
 
-    step: Any
-    prompt: Any
-    text: Any
+    step: int
+    prompt: str
+    text: str
     scores: Mapping[str, Any]
-    of: Any = None
-    reference: Any = None
-    file: Path = Path()
-
-
-def _trl(cells: Row) -> _Text:
-    """Read a row of `completions/completions_*.parquet` of TRL 1.16 (`log_completions=True`).
-
-    Each reward function has a column, as has what it passes to `log_extra`. A file has the last
-    generation batch before the step was logged, of training or of an evaluation.
-    """
-    scores = _without(cells, "step", "prompt", "completion", "advantage")
-    return _Text(cells["step"], cells["prompt"], cells["completion"], scores)
-
-
-def _verl(cells: Row) -> _Text:
-    """Read a row of verl's `validation_data_dir` or `rollout_data_dir` (commit 0094eb2).
-
-    `score` is the reward, other numbers are its `reward_extra_info`.
-    """
-    truth = cells.get("gts")
-    scores = _without(cells, "input", "output", "gts", "step", "request_id")
-    return _Text(cells["step"], cells["input"], cells["output"], scores, truth, truth)
-
-
-def _record(cells: Row) -> _Text:
-    """Read a record: `step`, `prompt`, `completion`, `scores`, perhaps `prompt_id`, `reference`."""
-    of, reference = cells.get("prompt_id"), cells.get("reference")
-    return _Text(
-        cells["step"], cells["prompt"], cells["completion"], cells["scores"], of, reference
-    )
-
-
-def _without(cells: Row, *names: str) -> Row:
-    return {key: value for key, value in cells.items() if key not in names}
-
-
-# The first that fits counts: a file of TRL lacks the scores of a record.
-_FORMATS: Sequence[tuple[str, Callable[[Row], _Text]]] = (
-    ("step prompt completion scores", _record),
-    ("step prompt completion", _trl),
-    ("input output score step", _verl),
-)
+    of: str
+    reference: Any
+    file: Path
 
 
 def read_texts(path: Path) -> dict[str, dict[int, StoredTexts]]:
@@ -185,37 +172,58 @@ def read_texts(path: Path) -> dict[str, dict[int, StoredTexts]]:
 
 
 def _texts_of(file: Path) -> Iterator[_Text]:
-    """Yield the rows of a file as plain texts; none of a file of another kind."""
-    read: Callable[[Row], _Text] | None = None
+    """Yield the rows of a file as plain texts; none of a file of another kind.
+
+    - A record has `step`, `prompt`, `completion` and `scores`, perhaps `prompt_id`, `reference`.
+    - `completions_*.parquet` of TRL 1.16 (`log_completions=True`) has a column for each reward
+      function and for what it passes to `log_extra`, and the last generation batch before the step
+      was logged, of training or of an evaluation.
+    - verl's `validation_data_dir` or `rollout_data_dir` (commit 0094eb2) has `score`, the reward,
+      and the numbers of its `reward_extra_info`.
+    """
+    keys: tuple[str, str] | None = None
+    recorded = False
     for place, cells in _rows(file):
-        if read is None:
+        if keys is None:
             names = cells.keys() if isinstance(cells, dict) else set()
-            read = next((f for columns, f in _FORMATS if {*columns.split()} <= names), None)
-            if read is None:
+            if {"step", "prompt", "completion"} <= names:
+                keys, recorded = ("prompt", "completion"), "scores" in names
+            elif {"step", "input", "output", "score"} <= names:
+                keys = ("input", "output")
+            else:
                 return
         try:
-            row = read(cells)
-            if not isinstance(row.scores, Mapping) or int(row.step) != row.step:
+            given, written = cells[keys[0]], cells[keys[1]]
+            scores = {name: cell for name, cell in cells.items() if name not in _NO_SCORES}
+            of = reference = cells.get("gts")
+            if recorded:
+                scores, of, reference = (
+                    cells["scores"], cells.get("prompt_id"), cells.get("reference")
+                )  # fmt: skip
+            if not isinstance(scores, Mapping) or int(cells["step"]) != cells["step"]:
                 raise TypeError("scores must be name → number, and step an integer")
-            text = plain_text(_words(row.text), "assistant")
-            prompt = as_prompt(_words(row.prompt))
+            for each in (given, written):
+                if not isinstance(each, str | list | tuple):
+                    raise TypeError(f"prompt and completion must be text or messages, got {each!r}")
+            prompt = as_prompt(given)
+            identity = json.dumps([of, prompt, reference], default=str)
+            digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+            text = plain_text(written, "assistant")
+            yield _Text(int(cells["step"]), prompt, text, scores, digest, reference, file)
         except KeyError as error:
             raise ValueError(f"{place} has no {error.args[0]!r}, as rows before it have") from None
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{place} is not a row like the first: {error}") from None
-        identity = json.dumps([row.of, prompt, row.reference], default=str)
-        of = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        yield row._replace(step=int(row.step), text=text, prompt=prompt, of=of, file=file)
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     """Yield place and cells; an incomplete last line is left out, as is a file that is not JSON."""
-    with open(file, "rb") as raw:
-        if file.suffix == ".parquet":
-            for number, row in parquet_rows(raw.read(), str(file)):
-                yield f"{file}:{number}", row
-            return
-        for number, line in enumerate(raw, 1):
+    if file.suffix == ".parquet":
+        for number, row in parquet_rows(file.read_bytes(), str(file)):
+            yield f"{file}:{number}", row
+        return
+    with open(file, "rb") as lines:
+        for number, line in enumerate(lines, 1):
             try:
                 if not line.isspace():
                     yield f"{file}:{number}", parse_json(line.rstrip(b"\r\n"), file, number)
@@ -225,12 +233,6 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
                 return
 
 
-def _words(given: Any) -> Any:
-    if not isinstance(given, str | list | tuple):
-        raise TypeError(f"prompt and completion must be a text or messages, got {given!r}")
-    return given
-
-
 def _by_step(texts: Sequence[_Text]) -> dict[int, StoredTexts]:
     """Return step → texts of one name; prompts are in the order of their first appearance."""
     texts = sorted(texts, key=lambda each: each.step)
@@ -238,29 +240,34 @@ def _by_step(texts: Sequence[_Text]) -> dict[int, StoredTexts]:
     cells = [(k, c) for each in texts for k, c in each.scores.items() if c is not None]
     others = {key for key, cell in cells if not isinstance(cell, int | float)}
     names = dict.fromkeys(key for key, _ in cells if key not in others)
-    scored = sorted(names, key=lambda key: key not in ("reward", "score"))
     referenced = all(isinstance(each.reference, str) and each.reference for each in texts)
     steps: dict[int, StoredTexts] = {}
     for step, group in groupby(texts, key=lambda each: each.step):
         rows = sorted(group, key=lambda each: order[each.of])
         counts = Counter(each.of for each in rows)
-        numbers = [{k: _number(c) for k, c in row.scores.items() if k in names} for row in rows]
         samples = Samples(
             [row.text for row in rows],
             references=[row.reference for row in rows] if referenced else None,
             prompts=[row.prompt for row in rows],
             groups=[str(order[row.of]) for row in rows],
         )
-        steps[step] = StoredTexts(
-            rows[0].file,
-            samples,
-            {key: np.array([row.get(key, nan) for row in numbers]) for key in scored},
-            np.array([float(any(map(isnan, row.values()))) for row in numbers]),
-            list(counts),
-            list(counts.values()),
-        )
+        scores = {
+            key: np.array([_number(row.scores.get(key)) for row in rows])
+            for key in sorted(names, key=lambda key: key not in ("reward", "score"))
+        }
+        # A text failed if it lacks a score that its row should have.
+        own = [[scores[key][i] for key in names if key in row.scores] for i, row in enumerate(rows)]
+        failed = {FAIL_RATE: np.array([float(np.isnan(each).any()) for each in own])}
+        ends, measure = np.cumsum([*counts.values()])[:-1], " ".join(counts)
+        digest = hashlib.sha256(measure.encode()).hexdigest()[:16]
+        by_prompt = {
+            name: PromptScores([valid_mean(part) for part in np.split(row, ends)], digest)
+            for name, row in {**scores, **(failed if scores else {})}.items()
+        }
+        file = rows[0].file
+        steps[step] = StoredTexts(file, samples, scores, by_prompt, [*counts.values()], digest)
     return steps
 
 
 def _number(cell: float | None) -> float:
-    return float(cell) if cell is not None and abs(cell) <= float_info.max else nan
+    return float(cell) if cell is not None and abs(cell) <= float_info.max else math.nan

@@ -17,7 +17,6 @@ from ctrlreward.failures import ItemError
 from ctrlreward.huggingface import RewardCheckpoint
 from ctrlreward.models.chats import plain_text
 from ctrlreward.runs import read_stored_run
-from ctrlreward.runs.stored_texts import scored_samples
 from ctrlreward.samples import parse_conversation
 
 
@@ -226,7 +225,8 @@ def test_the_texts_that_trl_stores_are_a_run(train, tmp_path, chat: bool) -> Non
     assert run.source == "texts"
     logged = {row["step"]: row for row in trainer.state.log_history if "reward" in row}
     for step in run.steps:
-        samples, scores = scored_samples(run.samples["completions"][step.step])
+        texts = run.samples["completions"][step.step]
+        samples, scores = texts.samples, texts.scores
         assert np.nanmean(scores["letters"]) == pytest.approx(logged[step.step]["reward"])
         assert samples.prompts in ((*["ab"] * 4, *["cd"] * 4), (*["cd"] * 4, *["ab"] * 4))
         assert step.evidence["completions/letters"].shape == (2,)

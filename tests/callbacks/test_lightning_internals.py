@@ -10,7 +10,7 @@ from lightning_choice import CSVLogger, HistoryLogger, RewardCheckpoint, Rollout
 
 from ctrlreward import RewardBatch
 from ctrlreward.files import JsonLog
-from ctrlreward.runs.results import read_run
+from ctrlreward.runs.reproduction import read_run
 
 pytestmark = pytest.mark.lightning
 

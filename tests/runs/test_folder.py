@@ -15,7 +15,8 @@ from pytorch_lightning.loggers import CSVLogger
 
 from ctrlreward import Distinct, HeldOutScorer, Samples, Similarity, WordVectors
 from ctrlreward.completion import generate
-from ctrlreward.runs.folder import find_checkpoints, read_stored_run, sample_files
+from ctrlreward.runs.folder import find_checkpoints, read_stored_run
+from ctrlreward.runs.stored_texts import sample_files
 
 PROMPTS = Samples(
     ["a hot", "some cold", "the thick", "our thin"],

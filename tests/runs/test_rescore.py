@@ -34,8 +34,9 @@ from ctrlreward.callbacks import (
 )
 from ctrlreward.cli import main
 from ctrlreward.files import JsonLog
-from ctrlreward.runs.folder import completions_per_prompt, read_stored_run
+from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.rescoring_job import rescore
+from ctrlreward.runs.stored_texts import completions_per_prompt
 from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -186,7 +187,10 @@ def test_the_same_scores_are_the_logged_ones(
         for key, row in live.items():
             np.testing.assert_array_equal(after.evidence[key], row)
             np.testing.assert_array_equal(before.evidence[prefix + key], row)
-        old, new = (read_scored_samples(each.samples["score"]) for each in (before, after))
+        old, new = (
+            (each.samples["score"].samples, each.samples["score"].scores)
+            for each in (before, after)
+        )
         assert new[0] == old[0]
         for name, values in old[1].items():
             np.testing.assert_array_equal(new[1][name], values)

@@ -12,7 +12,7 @@ from wandb_runs import wait_for_files
 
 from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.runs.logs import read_wandb_history
-from ctrlreward.runs.results import read_run
+from ctrlreward.runs.reproduction import read_run
 
 NAN = pytest.approx(math.nan, nan_ok=True)
 

@@ -17,8 +17,7 @@ from ctrlreward.cli import main
 from ctrlreward.runs import report
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.report_contents import contents
-from ctrlreward.runs.reproduction import compare_runs
-from ctrlreward.runs.results import read_run
+from ctrlreward.runs.reproduction import compare_runs, read_run
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
 

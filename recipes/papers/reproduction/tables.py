@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from ctrlreward.functional.reproducibility import StudyAgreement, Table, compare_tables
-from ctrlreward.runs.results import read_run
+from ctrlreward.runs.reproduction import read_run
 
 # Scores of the `original` outputs and of their `reproduction` (Tables 1 and 2) with the deviations
 # that the paper prints, its `cv_star` (Tables 3 and 4), and the figures that the original `authors`
