@@ -96,29 +96,37 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
     paths = list(_logs_in(path, _DEPTH, texts))
     if not paths:
         raise NoLog(f"{path} has no log of a run: {FORMATS}")
-    if len(paths) == 1:
-        paths = _versions(paths[0])
-    if len(paths) == 1:
-        return _numbers(paths[0])
-    if len({_series(each) for each in paths}) > 1:
+    series, start = _version(paths[0])
+    if len(paths) == 1 and series != (paths[0], ""):  # and what it logged in earlier starts
+        beside = [each for each in series[0].iterdir() if each.is_dir()]
+        logs = [log for each in beside for log in _logs_in(each, 0, ())]
+        earlier = [log for log in logs if _version(log)[0] == series and _version(log)[1] < start]
+        paths = [*earlier, *paths]
+    elif len({_version(each)[0] for each in paths}) > 1:
         raise _several(path, paths)
-    logs = []
-    for each in sorted(paths, key=_start):
-        try:
-            logs.append(_numbers(each))
-        except NoLog as error:  # killed before its first step
-            empty = error
-    if not logs:
-        raise empty
     runs: list[list[Log]] = []
-    for log in logs:
+    for each in sorted(paths, key=lambda log: _version(log)[1]):
+        try:
+            log = _numbers(each)
+        except NoLog:  # killed before its first step
+            if len(paths) == 1:
+                raise
+            continue
         if runs and _continues(log, runs[-1]):
             runs[-1].append(log)
         else:
             runs.append([log])
+    if not runs:
+        raise NoLog(f"{path} has no logged numbers: did the run reach its first step?")
     if len(runs) > 1 and not _VERSION.fullmatch(path.resolve().name):
         raise _several(path, [run[-1].folder for run in runs])
-    return _joined(runs[-1])
+    rows: list[LoggedStep] = []
+    parts: dict[Path, float] = {}
+    for log in runs[-1]:
+        first = log.rows[0][0]
+        rows = [row for row in rows if row[0] < first] + list(log.rows)
+        parts = {each: min(end, first) for each, end in parts.items()} | {log.folder: inf}
+    return log._replace(rows=rows, parts=parts)
 
 
 def _numbers(path: Path) -> Log:
@@ -167,31 +175,13 @@ def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path
 # Runs that were resumed
 
 
-def _folder_of(log: Path) -> Path:
-    return (log if log.is_dir() else log.parent).resolve()
-
-
-def _series(log: Path) -> tuple[Path, str]:
-    """Return what the logs of a resumed run share: the parent folder, and W&B's id."""
-    folder = _folder_of(log)
+def _version(log: Path) -> tuple[tuple[Path, str], tuple[int, str]]:
+    """Return what the logs of a resumed run share, parent folder and W&B's id; number and time."""
+    folder = (log if log.is_dir() else log.parent).resolve()
     match = _VERSION.fullmatch(folder.name)
-    return (folder.parent, match["id"] or "") if match else (log, "")
-
-
-def _start(log: Path) -> tuple[int, str]:
-    match = _VERSION.fullmatch(_folder_of(log).name)
-    return (int(match["number"] or 0), match["time"] or "") if match else (0, "")
-
-
-def _versions(log: Path) -> list[Path]:
-    """Return a log with those of earlier starts in the folder beside it."""
-    folder = _folder_of(log)
-    if not _VERSION.fullmatch(folder.name):
-        return [log]
-    beside = [each for each in folder.parent.iterdir() if each.is_dir() and each != folder]
-    logs = [one for each in beside for one in _logs_in(each, 0, ())]
-    alike = [each for each in logs if _series(each) == _series(log) and _start(each) < _start(log)]
-    return [*alike, log]
+    if match is None:
+        return (log, ""), (0, "")
+    return (folder.parent, match["id"] or ""), (int(match["number"] or 0), match["time"] or "")
 
 
 def _continues(log: Log, run: Sequence[Log]) -> bool:
@@ -211,16 +201,6 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     """Return the folders of checkpoints that are noted next to a log."""
     names = noted(folder).get("folders", ())
     return [Path(os.path.normpath(folder / name)) for name in names if "://" not in name]
-
-
-def _joined(run: Sequence[Log]) -> Log:
-    rows: list[LoggedStep] = []
-    parts: dict[Path, float] = {}
-    for log in run:
-        first = log.rows[0][0]
-        rows = [row for row in rows if row[0] < first] + list(log.rows)
-        parts = {each: min(end, first) for each, end in parts.items()} | {log.folder: inf}
-    return run[-1]._replace(rows=rows, parts=parts)
 
 
 # Files
@@ -377,8 +357,6 @@ def _with_steps(rows: Sequence[Any], path: Path) -> list[LoggedStep]:
 def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a row without tables, images, steps and W&B's own keys.
 
-    The summary of a W&B run may have several values of a metric; its last one counts.
-
     Examples:
         >>> numbers_of({"step": 3, "acc": 0.5, "loss": "NaN", "note": "warm-up"})
         {'acc': 0.5, 'loss': nan}
@@ -387,8 +365,6 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
     for name, value in row.items():
         if name in _BOOKKEEPING or name.startswith("_") or name.endswith(_SCORED_STEP):
             continue
-        if isinstance(value, dict) and "last" in value:
-            value = value["last"]
         if value is None or value in _NO_NUMBERS:
             metrics[name] = nan
         elif isinstance(value, int | float) and not isinstance(value, bool):
