@@ -24,7 +24,6 @@ from ctrlreward.runs.select import (
     decide,
     interval_of,
     noted_rule,
-    of_saved,
     run_rules,
     to_json,
 )
@@ -83,7 +82,7 @@ def contents(stored: StoredRun, options: Any) -> dict[str, Any]:
         missing.append("texts: neither samples/NAME/step=….jsonl of a GenerationScorer, nor "
                        "before.jsonl, nor texts of another trainer")  # fmt: skip
     rules, origin = _rules(stored, options, missing)
-    selection = of_saved(decide(stored, rules))
+    selection = decide(stored, rules, on_disk=True)
     if not selection.decided:
         missing.append("validations: the log has no score that a rule decides on")
     main = next((each for each in sets if None not in each.steps), sets[0] if sets else None)

@@ -304,7 +304,8 @@ def _in_words(selection: Selection) -> dict[str, str]:
         question = f"alarm by {rules.alarm.proxy}: {', '.join(rules.alarm.modes)}"
         words[question] = at(alarm and alarm.validation.step)
     if rules.pareto:
-        front = ", ".join(map(str, selection.front)) or "none"
+        steps = selection.choice.front if selection.choice else ()
+        front = ", ".join(map(str, steps)) or "none"
         words[f"front of {', '.join(rules.pareto.metrics)}"] = f"steps {front}"
     return words
 

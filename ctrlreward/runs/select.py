@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import numpy as np
 import yaml
-from rich.table import Table
 
-from ctrlreward.arguments import Mode, counted, did_you_mean, one_of
+from ctrlreward.arguments import Mode, counted, did_you_mean, one_of, positive
 from ctrlreward.command_line.terminal import (
     number_table,
     plain_console,
@@ -24,6 +23,7 @@ from ctrlreward.files import json_text
 from ctrlreward.runs.folder import StoredRun, read_stored_run
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Bounds, direction_of_name
+from ctrlreward.selection.replay import ALARM_KEY
 
 _DESCRIPTION = """Say which checkpoint of a finished or running job to keep and why, when a
 rule would have stopped, and when the alarm would have been raised. Reads the run folders and
@@ -71,18 +71,13 @@ class Selection:
 
     @property
     def choice(self) -> Decided | None:
-        """The last decision, which names the selected checkpoint."""
+        """The last decision, which names the selected checkpoint and the front."""
         return next(reversed(self.saved or self.decided), None)
 
     @property
     def best(self) -> int | None:
         """Step of the selected checkpoint."""
         return self.choice.best if self.choice else None
-
-    @property
-    def front(self) -> tuple[int, ...]:
-        """Steps on the Pareto front."""
-        return self.choice.front if self.choice else ()
 
     @property
     def stop(self) -> Decided | None:
@@ -119,28 +114,26 @@ def run(arguments: list[str]) -> None:
                 "no score is given. Use --maximise KEY, --minimise KEY or --pareto A,B. "
                 f"{runs[0].log} has the keys {_listed(runs[0])}"
             )
-        selections = [of_saved(decide(each, run_rules(each, options))) for each in runs]
+        selections = [decide(each, run_rules(each, options), on_disk=True) for each in runs]
         _print(selections, options.json)
     if any(selection.best is None and selection.selects for selection in selections):
         raise SystemExit(_NOT_CHOSEN)
 
 
-def decide(stored: StoredRun, rules: RunRules) -> Selection:
-    """Replay the rules over a run."""
+def decide(stored: StoredRun, rules: RunRules, on_disk: bool = False) -> Selection:
+    """Replay the rules over a run.
+
+    With `on_disk`, if the best validation has no checkpoint, and another one has, the selection is
+    among those that have one.
+    """
     steps = [(each.step, each.metrics, each.evidence) for each in stored.steps]
-    return Selection(stored, rules, list(rules.replay(rules.validations(steps))))
-
-
-def of_saved(selection: Selection) -> Selection:
-    """Select among the validations with a checkpoint, if the best one has none and another has."""
-    on_disk, rules = selection.run.checkpoints, selection.rules
-    if selection.best is None or selection.best in on_disk:
+    selection = Selection(stored, rules, list(rules.replay(rules.validations(steps))))
+    if not on_disk or selection.best is None or selection.best in stored.checkpoints:
         return selection
-    candidates = [each.validation for each in selection.decided if each.validation.step in on_disk]
+    validations = (each.validation for each in selection.decided)
+    candidates = [each for each in validations if each.step in stored.checkpoints]
     saved = list(RunRules(best=rules.best, pareto=rules.pareto).replay(candidates))
-    if not saved or saved[-1].best is None:
-        return selection
-    return replace(selection, saved=saved)
+    return replace(selection, saved=saved) if saved and saved[-1].best is not None else selection
 
 
 # Rules
@@ -250,7 +243,7 @@ def _constraints(stored: StoredRun, options: Any) -> dict[str, Bounds]:
     bounds: dict[str, Bounds] = {}
     for text in options.subject_to:
         match = _BOUND.fullmatch(text)
-        if match is None or match["relation"] in (">", "<", "=", "=="):
+        if match is None or match["relation"] not in (">=", "<="):
             raise ValueError(
                 f"--subject-to {text!r} must be a bound, 'KEY>=VALUE' or 'KEY<=VALUE' (inclusive)"
             )
@@ -258,7 +251,7 @@ def _constraints(stored: StoredRun, options: Any) -> dict[str, Bounds]:
             value = float(match["value"])
         except ValueError:
             raise ValueError(f"--subject-to {text!r}: {match['value']!r} is not a number") from None
-        computed = match["key"] == "guard/alarm" and options.guard
+        computed = match["key"] == ALARM_KEY and options.guard
         key = match["key"] if computed else logged_key(stored, match["key"])
         low, high = bounds.get(key, (None, None))
         bounds[key] = (value, high) if match["relation"] == ">=" else (low, value)
@@ -271,16 +264,14 @@ _STOP = [each.name for each in fields(StopRule) if each.name not in ("monitor", 
 def _stop_rule(key: str, mode: Mode, text: str) -> StopRule:
     settings: dict[str, Any] = {}
     for part in text.split(","):
-        name, equals, value = part.strip().partition("=")
+        name, equals, value = part.partition("=")
         name = one_of("--stop", name.strip().replace("-", "_"), _STOP)
         settings[name] = yaml.safe_load(value) if equals else True
     try:
         rule = StopRule(key, mode, **settings)
-        if rule.patience < 1:
-            raise ValueError(f"patience must be at least 1, got {rule.patience}")
+        return replace(rule, patience=positive("patience", rule.patience))
     except (TypeError, ValueError) as error:
         raise ValueError(f"--stop {text}: {error}") from None
-    return rule
 
 
 def _alarm(stored: StoredRun, text: str) -> AlarmRule:
@@ -305,36 +296,33 @@ def _print(selections: Sequence[Selection], as_json: bool) -> None:
         if place:
             console.print()
         console.print(f"{selection.run.log} ({selection.run.source})", soft_wrap=True)
-        console.print(_table(selection))
+        table = number_table([], ["step", *selection.keys], show_edge=False)
+        table.add_column("", overflow="fold")
+        for each in selection.decided:
+            cells = [_cell(each, key) for key in selection.keys]
+            table.add_row(str(each.validation.step), *cells, ", ".join(_events(selection, each)))
+        console.print(table)
         for line in summary(selection):
             console.print(line, soft_wrap=True)
 
 
-def _table(selection: Selection) -> Table:
-    table = number_table([], ["step", *selection.keys], show_edge=False)
-    table.add_column("", overflow="fold")
-    for each in selection.decided:
-        step, notes = each.validation.step, []
-        if step == selection.best:
-            notes.append("selected")
-        elif step in selection.front:
-            notes.append("on the front")
-        missed = [key for key, check in each.constraints.items() if not check.met]
-        notes += [f"misses {', '.join(missed)}"] if missed else []
-        notes += ["stop"] if selection.stop is each else []
-        notes += ["alarm"] if each.alarm and each.alarm.alarm else []
-        cells = [_cell(each, key) for key in selection.keys]
-        table.add_row(str(step), *cells, ", ".join(notes))
-    return table
+def _events(selection: Selection, each: Decided) -> list[str]:
+    step, front = each.validation.step, selection.choice.front if selection.choice else ()
+    chosen = "selected" if step == selection.best else "on the front" if step in front else ""
+    missed = ", ".join(key for key, check in each.constraints.items() if not check.met)
+    events = [
+        chosen,
+        f"misses {missed}" if missed else "",
+        "stop" if selection.stop is each else "",
+    ]
+    return [*filter(None, events), *(["alarm"] if each.alarm and each.alarm.alarm else [])]
 
 
 def _cell(each: Decided, key: str) -> str:
-    value = each.validation.metrics.get(key)
-    if value is None:
+    if key not in each.validation.metrics:
         return "–"
-    text = f"{value:.4g}"
-    interval = interval_of(each, key)
-    if interval is not None:
+    text = f"{each.validation.metrics[key]:.4g}"
+    if interval := interval_of(each, key):
         text += f" ({interval[0]:.4g} to {interval[1]:.4g})"
     if key in each.constraints:
         text += " ✓" if each.constraints[key].met else " ✗"
@@ -365,30 +353,29 @@ def interval_of(each: Decided, key: str) -> tuple[float, float] | None:
 
 def summary(selection: Selection) -> list[str]:
     """Return the decisions in words: selection, front, stop and alarm."""
-    if not selection.decided:
-        return [f"there was no validation: {', '.join(selection.rules.monitored)} has no value"]
-    last, lines, rules = selection.decided[-1], notes_of(selection), selection.rules
+    rules, choice = selection.rules, selection.choice
+    if choice is None:
+        return [f"there was no validation: {', '.join(rules.monitored)} has no value"]
+    last, lines = selection.decided[-1], notes_of(selection)
     if selection.selects and selection.best is None:
         lines.append(f"no checkpoint: {last.explanation or 'no validation has finite values'}")
-        checks = [each for each in selection.decided if each.constraints]
+        checks = [each.constraints for each in selection.decided if each.constraints]
         for key in last.constraints:
-            met = sum(each.constraints[key].met for each in checks)
+            met = sum(each[key].met for each in checks)
             lines.append(f"  {key}: met at {met} of {counted(len(checks), 'validation')}")
     elif selection.selects:
-        path = selection.checkpoint(selection.best)
-        where = path or f"step {selection.best} (not on disk)"
-        lines.append(f"keep {where}: {selection.choice.explanation if selection.choice else ''}")
+        where = selection.checkpoint(selection.best) or f"step {selection.best} (not on disk)"
+        lines.append(f"keep {where}: {choice.explanation}")
         if selection.saved:
             lines.append(f"  not on disk: step {last.best}, {last.explanation}")
     if rules.pareto:
-        lines.append(f"Pareto front: steps {', '.join(map(str, selection.front)) or 'none'}")
-    if rules.stop:
-        stop = selection.stop
-        if stop is None or stop.stop is None:
-            lines.append("the rule would not have stopped")
-        else:
-            kept = "" if stop.best == selection.best else f"; it would have kept step {stop.best}"
-            lines.append(f"stop at step {stop.validation.step}: {stop.stop.reason}{kept}")
+        lines.append(f"Pareto front: steps {', '.join(map(str, choice.front)) or 'none'}")
+    stop = selection.stop
+    if rules.stop and (stop is None or stop.stop is None):
+        lines.append("the rule would not have stopped")
+    elif stop and stop.stop:
+        kept = "" if stop.best == selection.best else f"; it would have kept step {stop.best}"
+        lines.append(f"stop at step {stop.validation.step}: {stop.stop.reason}{kept}")
     if rules.alarm:
         words = {
             "max": "better when higher",
@@ -418,28 +405,26 @@ def to_json(selection: Selection) -> dict[str, Any]:
     for each in selection.decided:
         metrics, step = each.validation.metrics, each.validation.step
         intervals = {key: interval_of(each, key) for key in selection.keys}
+        checks = each.constraints.items()
         validations.append(
             {
                 "step": step,
                 "checkpoint": selection.checkpoint(step),
                 "metrics": {key: metrics[key] for key in selection.keys if key in metrics},
                 "intervals": {key: ends for key, ends in intervals.items() if ends},
-                "constraints": {
-                    key: {"met": check.met, "reason": check.reason}
-                    for key, check in each.constraints.items()
-                },
+                "constraints": {k: {"met": c.met, "reason": c.reason} for k, c in checks},
                 "selection": each.keep.reason if each.keep else None,
                 "stop": each.stop.reason if each.stop and each.stop.stop else None,
                 "alarm": each.alarm,
             }
         )
-    path = selection.checkpoint(selection.best)
+    path, choice = selection.checkpoint(selection.best), selection.choice
     return {
         "run": str(selection.run.folder),
         "log": str(selection.run.log),
         "source": selection.run.source,
-        **selection.rules.choice(selection.decided, selection.choice, path),
-        "front": list(selection.front),
+        **selection.rules.choice(selection.decided, choice, path),
+        "front": list(choice.front) if choice else [],
         "notes": notes_of(selection),
         "validations": validations,
     }
