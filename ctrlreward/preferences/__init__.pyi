@@ -1,4 +1,3 @@
 from .candidates import PreferencePairs as PreferencePairs
 from .candidates import best_of_n as best_of_n
-from .candidates import preference_pairs as preference_pairs
 from .candidates import write_pairs as write_pairs

@@ -11,23 +11,18 @@ import numpy as np
 
 from ctrlreward.arguments import check_ending, kind_of
 from ctrlreward.command_line.reward_file import load_reward
-from ctrlreward.command_line.terminal import number_table, plain_console
+from ctrlreward.command_line.terminal import direction_arrow, number_table, plain_console
 from ctrlreward.files import check_writable, json_text, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.preferences import PairAccuracy, pair_accuracy
 from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.reward import Reward
-from ctrlreward.scorers import Scorer
+from ctrlreward.samples import Samples
+from ctrlreward.scorers import Scorer, ScoreSpec
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.components import name_components
 from ctrlreward.scorers.parts import samples_log, score_parts
-from ctrlreward.tables.columns import (
-    Columns,
-    explained_columns,
-    number_column,
-    require_column,
-    to_samples,
-)
+from ctrlreward.tables.columns import Columns, explained_columns, require_column, to_samples
 from ctrlreward.tables.rows import Row, read_placed
 
 ALL = "all"  # pairs, in place of the name of a subset
@@ -54,7 +49,6 @@ def preferences(
     data: Path,
     reward: str | None = None,
     scorers: Sequence[Scorer] = (),
-    metrics: Sequence[str] = (),
     pairs: PairColumns = PairColumns(),
     columns: Columns = Columns(),  # noqa: B008 — likewise
     device: str | None = None,
@@ -72,39 +66,40 @@ def preferences(
             MODULE:FUNCTION.
         scorers: Scorers and their options, as in `ctrlreward score`; further columns of the file
             are read for both texts.
-        metrics: Scores that the file has: `score` of the columns chosen_score and rejected_score,
-            or score_chosen and score_rejected.
         pairs: Columns of the pairs.
         columns: Other columns of the file, for scorers (null ignores a column).
         device: Device of the reward's scorers, such as cuda:1.
         output: JSON file for the figures.
         log: File of the scores so far, from which a repeated call continues.
     """
-    if reward is None and not scorers and not metrics:
-        raise ValueError("--reward, --scorers or --metrics (scores that the file has) is needed")
+    if reward is None and not scorers:
+        raise ValueError("--reward or --scorers is needed")
     check_ending("output", output, ".json")
     if output is not None:
         check_writable(output)
     rows, places = read_placed(data)
     sides = _sides(rows, places, pairs, columns)
-    values: dict[str, tuple[Scores, Scores]] = {
-        name: _existing(rows, places, name) for name in metrics
-    }
-    better = dict.fromkeys(values, True)
-    if reward is not None or scorers:
-        found, directions = _scores(sides, places * 2, reward, scorers, columns, device, log)
-        if both := sorted(values.keys() & found.keys()):
-            raise ValueError(f"{', '.join(both)} is both a column and a score")
-        values |= {name: (side[: len(rows)], side[len(rows) :]) for name, side in found.items()}
-        better |= directions
+    samples = to_samples(sides, columns, places * 2)
+    with explained_columns(list(sides[0])):
+        scores, specs = _scores(samples, places * 2, reward, scorers, device, log)
     clusters = [str(side.get("prompt", f"pair {i}")) for i, side in enumerate(sides[: len(rows)])]
-    figures: dict[str, dict[str, PairAccuracy]] = {name: {} for name in values}
+    figures: dict[str, dict[str, PairAccuracy]] = {name: {} for name in scores}
     for subset, kept in _subsets(rows, pairs).items():
-        own = [clusters[i] for i in kept]
-        for name, pair in values.items():
-            chosen, rejected = (side[kept] if better[name] else -side[kept] for side in pair)
-            figures[name][subset] = pair_accuracy(chosen, rejected, own)
-    _print(figures, better, data.name, len(set(clusters)))
+        for name, values in scores.items():
+            better = values if specs[name].higher_is_better else -values
+            chosen, rejected = better[: len(rows)][kept], better[len(rows) :][kept]
+            figures[name][subset] = pair_accuracy(chosen, rejected, [clusters[i] for i in kept])
+    headings = ("pairs", "higher", "95 %", "ties", "failed")
+    title = f"{data.name}: the chosen text scores higher"
+    table = number_table(["score"], headings, title=title, title_justify="left")
+    for name, subsets in figures.items():
+        for subset, found in subsets.items():
+            label = f"{name} {direction_arrow(specs[name])}" if subset == ALL else f"  {subset}"
+            value, low, high, ties = (f"{each:.3f}" for each in (*found.higher, found.ties))
+            interval, failed = f"{low} to {high}", str(found.failed)
+            table.add_row(label, str(found.pairs), value, interval, ties, failed)
+    plain_console().print(table)
+    print(f"Intervals: of {len(set(clusters))} clusters of pairs. A coin has 0.5.")
     if output is not None:
         write_whole(output, json_text({name: _record(each) for name, each in figures.items()}))
 
@@ -121,14 +116,13 @@ def _sides(
         for row, place in zip(rows, places, strict=True):
             own = {k: v for k, v in row.items() if k not in (pairs.chosen, pairs.rejected)}
             try:
-                prompt, text = _texts(row.get(name), row.get(pairs.prompt or ""))
+                prompt, text = _texts(row.get(name), own.pop(pairs.prompt or "", None))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{place}: {name}: {error}") from None
-            own.pop(pairs.prompt or "", None)
-            answer = {columns.text: text}
+            own[columns.text] = text
             if prompt is not None and columns.prompt:
-                answer[columns.prompt] = prompt
-            sides.append({**own, **answer})
+                own[columns.prompt] = prompt
+            sides.append(own)
     return sides
 
 
@@ -141,53 +135,34 @@ def _texts(cell: Any, prompt: Any) -> tuple[Any, str]:
     *before, last = cell
     if not isinstance(last, Mapping) or last.get("role") != "assistant":
         raise ValueError("its last message must be the assistant's")
-    if prompt is None and before:
-        prompt = before
+    prompt = before or None if prompt is None else prompt
     return None if prompt is None else as_prompt(prompt), plain_text([last])
 
 
-def _existing(rows: Sequence[Row], places: Sequence[str], name: str) -> tuple[Scores, Scores]:
-    """Return scores that the file has, of both sides."""
-    for chosen, rejected in (
-        (f"chosen_{name}", f"rejected_{name}"),
-        (f"{name}_chosen", f"{name}_rejected"),
-    ):
-        if {chosen, rejected} <= rows[0].keys():
-            return number_column(rows, chosen, places), number_column(rows, rejected, places)
-    raise ValueError(
-        f"the file has no columns chosen_{name} and rejected_{name}, nor {name}_chosen and "
-        f"{name}_rejected, only {', '.join(rows[0])}"
-    )
-
-
 def _scores(
-    sides: Sequence[Row],
+    samples: Samples,
     places: Sequence[str],
     reward: str | None,
     scorers: Sequence[Scorer],
-    columns: Columns,
     device: str | None,
     log: Path | None,
-) -> tuple[dict[str, Scores], dict[str, bool]]:
-    """Return the scores of all rows by name, and whether higher is better."""
-    samples = to_samples(sides, columns, places)
+) -> tuple[dict[str, Scores], dict[str, ScoreSpec]]:
+    """Return the scores of all samples by name, of the reward its total, and their directions."""
     loaded = load_reward(reward, device) if reward is not None else None
     parts = loaded.components if isinstance(loaded, Reward) else {}
-    with explained_columns(list(sides[0])):
-        components = name_components(scorers, None, samples) if scorers else {}
-        both = components | {f"reward/{name}": each for name, each in parts.items()}
-        kept = samples_log(log, both, samples)
-        scores = score_parts(both, samples, kept, places) if both else {}
+    components = name_components(scorers, None, samples) if scorers else {}
+    both = components | {f"reward/{name}": each for name, each in parts.items()}
+    kept = samples_log(log, both, samples)
+    scores = score_parts(both, samples, kept, places) if both else {}
+    specs = {name: component.spec for name, component in components.items()}
     found = {name: scores[name] for name in components}
-    better = {name: c.spec.higher_is_better for name, c in components.items()}
     if loaded is not None:
         own = {name: scores[f"reward/{name}"] for name in parts}
         batch = loaded.combine(own, 0.0) if isinstance(loaded, Reward) else loaded(samples)
-        if len(parts) > 1:
-            found |= {name: batch.components[name] for name in parts}
-            better |= {name: c.spec.higher_is_better for name, c in parts.items()}
-        found["reward"], better["reward"] = batch.total, True
-    return found, better
+        for name, component in parts.items() if len(parts) > 1 else ():
+            found[name], specs[name] = batch.components[name], component.spec
+        found["reward"], specs["reward"] = batch.total, ScoreSpec(True, (-np.inf, np.inf))
+    return found, specs
 
 
 def _subsets(rows: Sequence[Row], pairs: PairColumns) -> dict[str, list[int]]:
@@ -199,26 +174,6 @@ def _subsets(rows: Sequence[Row], pairs: PairColumns) -> dict[str, list[int]]:
     elif pairs.subset not in (None, PairColumns.subset):
         require_column(rows, pairs.subset)
     return subsets
-
-
-def _print(
-    figures: Mapping[str, Mapping[str, PairAccuracy]],
-    better: Mapping[str, bool],
-    file: str,
-    clusters: int,
-) -> None:
-    title = f"{file}: the chosen text scores higher"
-    headings = ("pairs", "higher", "95 %", "ties", "failed")
-    table = number_table(["score"], headings, title=title, title_justify="left")
-    for name, subsets in figures.items():
-        for subset, found in subsets.items():
-            arrow = "↑" if better[name] else "↓"
-            title = f"{name} {arrow}" if subset == ALL else f"  {subset}"
-            value, low, high = (f"{each:.3f}" for each in found.higher)
-            ties, failed = f"{found.ties:.3f}", str(found.failed)
-            table.add_row(title, str(found.pairs), value, f"{low} to {high}", ties, failed)
-    plain_console().print(table)
-    print(f"Intervals: of {clusters} clusters of pairs. A coin has 0.5.")
 
 
 def _record(subsets: Mapping[str, PairAccuracy]) -> dict[str, Any]:

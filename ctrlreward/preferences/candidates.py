@@ -12,13 +12,7 @@ import numpy as np
 from ctrlreward.arguments import not_negative, positive
 from ctrlreward.files import json_line, whole_file
 from ctrlreward.reward import RewardLike, as_reward
-from ctrlreward.samples import (
-    MissingColumn,
-    Samples,
-    SamplesLike,
-    as_samples,
-    shortened,
-)
+from ctrlreward.samples import MissingColumn, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import Scores
 
 if TYPE_CHECKING:
@@ -102,53 +96,6 @@ class PreferencePairs(NamedTuple):
     failed: int
 
 
-def preference_pairs(
-    prompts: Sequence[Hashable],
-    texts: Sequence[str],
-    totals: Scores,
-    per_prompt: int = 1,
-    margin: float = 0.0,
-) -> PreferencePairs:
-    """Pair the best completion of each prompt with its worst, the second best with the second
-    worst, …: none is both chosen and rejected.
-
-    Args:
-        prompts: Prompt of each completion, shape (n,).
-        texts: The completions, shape (n,). Of equal ones of a prompt, the first counts.
-        totals: Reward of each, shape (n,), higher is better; NaN if it failed.
-        per_prompt: Most pairs of a prompt, 1 or more.
-        margin: A pair whose rewards differ by no more than this is left out; 0 or more.
-
-    Raises:
-        ValueError: Lengths differ, or a number is out of range.
-
-    Examples:
-        >>> preference_pairs(["soup"] * 3, ["good", "cold", "warm"], np.array([3.0, 1.0, 2.0]))
-        PreferencePairs(chosen=[0], rejected=[1], failed=0)
-    """
-    if not len(prompts) == len(texts) == len(totals):
-        raise ValueError(
-            f"prompts, texts and totals must have one item per completion, got {len(prompts)}, "
-            f"{len(texts)} and {len(totals)}"
-        )
-    positive("per_prompt", per_prompt)
-    not_negative("margin", margin)
-    chosen: list[int] = []
-    rejected: list[int] = []
-    failed = 0
-    for rows in rows_by_prompt(prompts):
-        different = {texts[i]: i for i in reversed(rows)}  # the first row of each text
-        scored = [i for i in different.values() if np.isfinite(totals[i])]
-        failed += len(different) - len(scored)
-        ranked = sorted(scored, key=lambda i: (-totals[i], i))
-        for k in range(min(per_prompt, len(ranked) // 2)):
-            best, worst = ranked[k], ranked[-1 - k]
-            if totals[best] - totals[worst] > margin:
-                chosen.append(best)
-                rejected.append(worst)
-    return PreferencePairs(chosen, rejected, failed)
-
-
 def write_pairs(
     path: Path,
     samples: Samples,
@@ -159,20 +106,26 @@ def write_pairs(
 ) -> PreferencePairs:
     """Write pairs as TRL's `DPOTrainer` and `RewardTrainer` read them, and return them.
 
-    A JSON object per line: `prompt`, `chosen`, `rejected`, and the rewards of both completions.
+    The best completion of a prompt is paired with its worst, the second best with the second worst,
+    …: none is both chosen and rejected. A JSON object per line: `prompt`, `chosen`, `rejected`, and
+    the rewards of both completions.
 
     Args:
         path: The file, which appears whole or not at all.
-        samples: n completions with `prompts` or `prefixes`.
-        totals: Reward of each, shape (n,); see `preference_pairs`. An empty completion has none.
+        samples: n completions with `prompts` or `prefixes`. Of equal ones of a prompt, the first
+            counts.
+        totals: Reward of each, shape (n,), higher is better; NaN if it failed. An empty completion
+            has none.
         per_prompt: Most pairs of a prompt, 1 or more.
         margin: A pair whose rewards differ by no more than this is left out; 0 or more.
         chat: Whether to write messages of user and assistant, not strings.
 
     Raises:
-        ValueError: There are no prompts, or completions of one prompt have different labels: the
-            text chosen for one would be rejected for the other.
+        ValueError: There are no prompts, a number is out of range, or completions of one prompt
+            have different labels: the text chosen for one would be rejected for the other.
     """
+    positive("per_prompt", per_prompt)
+    not_negative("margin", margin)
     prompts = samples.prompts or samples.prefixes
     if prompts is None:
         raise MissingColumn("prompts", "write_pairs", samples.columns())
@@ -185,7 +138,17 @@ def write_pairs(
             )
     texts = samples.completions
     totals = np.where([bool(text.strip()) for text in texts], totals, np.nan)
-    pairs = preference_pairs(prompts, texts, totals, per_prompt, margin)
+    pairs = PreferencePairs([], [], 0)
+    for rows in rows_by_prompt(prompts):
+        different = {texts[i]: i for i in reversed(rows)}  # the first row of each text
+        scored = [i for i in different.values() if np.isfinite(totals[i])]
+        pairs = pairs._replace(failed=pairs.failed + len(different) - len(scored))
+        ranked = sorted(scored, key=lambda i: (-totals[i], i))
+        for k in range(min(per_prompt, len(ranked) // 2)):
+            best, worst = ranked[k], ranked[-1 - k]
+            if totals[best] - totals[worst] > margin:
+                pairs.chosen.append(best)
+                pairs.rejected.append(worst)
     with whole_file(path) as file:
         for best, worst in zip(pairs.chosen, pairs.rejected, strict=True):
             row: dict[str, Any] = {

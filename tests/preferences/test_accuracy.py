@@ -118,20 +118,16 @@ def test_a_conversation_keeps_its_roles(folder: Path, tiny_reward_model: str) ->
     assert (subset["pairs"], subset["failed"]) == (1, 0)
 
 
-def test_scorers_and_scores_of_the_file(folder: Path, tiny_causal: Callable[..., str]) -> None:
-    rows = [{**pair, "score_chosen": i, "score_rejected": 1} for i, pair in enumerate(PAIRS)]
-    rows[0]["score_rejected"] = None
+def test_scorers_and_a_text_that_fails(folder: Path, tiny_causal: Callable[..., str]) -> None:
+    rows = [{**PAIRS[0], "rejected": ""}, *PAIRS[1:]]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = tiny_causal("llama")
-    figures = measured("--metrics", "score", "--scorers", "Perplexity", f"--scorers.model={model}")
-    score = figures["score"]["subsets"]["all"]
-    assert (score["pairs"], score["failed"], score["higher"]["value"]) == (3, 1, 2 / 3)
+    figures = measured("--scorers", "Perplexity", f"--scorers.model={model}")
+    found = figures["perplexity"]["subsets"]["all"]
+    assert (found["pairs"], found["failed"]) == (3, 1)
     # Lower is better, so that the two directions of one score agree.
     perplexity, likelihood = (figures[n]["subsets"] for n in ("perplexity", "log_likelihood"))
     assert perplexity == likelihood
-
-
-ABSENT = "No such column: '{}'. The columns are"
 
 
 def test_messages_end_with_the_assistant(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

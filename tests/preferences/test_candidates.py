@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward import Reward, Samples, best_of_n
-from ctrlreward.preferences.candidates import preference_pairs
+from ctrlreward.preferences import write_pairs
 
 NAN = float("nan")
 
@@ -60,6 +62,7 @@ def test_a_prompt_without_any_reward_is_nan_and_said(caplog: pytest.LogCaptureFi
 
 rows = st.lists(
     st.tuples(st.sampled_from("pqr"), st.sampled_from("abcde"), st.sampled_from([0, 1, 2, 3, NAN])),
+    min_size=1,
     max_size=20,
 )
 
@@ -68,8 +71,12 @@ rows = st.lists(
 def test_pairs_of_any_completions(
     given_rows: list[tuple[str, str, float]], per_prompt: int, margin: float
 ) -> None:
-    prompts, texts, totals = zip(*given_rows, strict=True) if given_rows else ((), (), ())
-    pairs = preference_pairs(prompts, texts, np.array(totals, float), per_prompt, margin)
+    prompts, texts, totals = zip(*given_rows, strict=True)
+    samples = Samples(texts, prompts=prompts)
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "pairs.jsonl")
+        pairs = write_pairs(file, samples, np.array(totals, float), per_prompt, margin)
+        assert len(file.read_text().splitlines()) == len(pairs.chosen)
     both = list(zip(pairs.chosen, pairs.rejected, strict=True))
     first_row = {(prompts[i], texts[i]): i for i in reversed(range(len(texts)))}
     for prompt in set(prompts):
