@@ -144,7 +144,8 @@ def test_stored_samples_of_two_runs(
     for name in "AB":
         folder = Path("runs", name)
         (folder / "samples/score").mkdir(parents=True)
-        write(f"runs/{name}/metrics.jsonl", [{"step": s, "score/worth": 1.0} for s in (1, 2)])
+        rows_ = [{"step": step, "loss": 1.0} for step in (1, 2)]  # not the scores of the texts
+        write(f"runs/{name}/metrics.jsonl", rows_)
         (folder / "summary.json").write_text('{"directions": {"score/worth": "min"}}')
         for step, shift in ((1, 7.0), (2, 0.0)):
             scored = [

@@ -17,6 +17,7 @@ from ctrlreward import Distinct, HeldOutScorer, Samples, Similarity, WordVectors
 from ctrlreward.completion import generate
 from ctrlreward.runs.folder import find_checkpoints, read_stored_run
 from ctrlreward.runs.stored_texts import sample_files
+from ctrlreward.scorers.records import write_scored_samples
 
 PROMPTS = Samples(
     ["a hot", "some cold", "the thick", "our thin"],
@@ -161,3 +162,17 @@ def test_late_scores_are_of_the_step_of_their_texts(tmp_path: Path) -> None:
         20: {"loss": 0.5, "score/sim": 0.4},
         30: {"other/sim": 0.1},
     }
+
+
+def test_a_scorer_that_measures_something_else_starts_a_new_reference(tmp_path: Path) -> None:
+    """Also if its only two validations differ; rollouts, which note no measure, are by means."""
+    for name, measures in (("score", ("a", "b")), ("rollout", ("", ""))):
+        for step, measure in zip((1, 2), measures, strict=True):
+            samples = Samples(["text"] * 3, prompts=[f"{step} {i}" for i in range(3)])
+            path = tmp_path / "samples" / name / f"step={step:06d}.jsonl"
+            write_scored_samples(path, samples, {"r": np.arange(3.0)}, measure=measure)
+    run = read_stored_run(tmp_path)
+    assert "from step 2 on" in run.notes["score"]
+    assert "compared by means" in run.notes["rollout"]
+    for each in run.steps:
+        assert set(each.evidence) == {"score/r", "score/fail_rate"}
