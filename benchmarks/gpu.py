@@ -52,7 +52,7 @@ from transformers.utils import logging as transformers_logging
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples
 from ctrlreward.files import write_whole
 from ctrlreward.models import batching, output_layer
-from ctrlreward.policy import Generation, LoRA, Objective
+from ctrlreward.policy import Generation, LoRA
 
 Row = dict[str, Any]
 Cases = Iterator[tuple[str, Callable[[], Row]]]  # of a part: names, and what makes their rows
@@ -209,7 +209,7 @@ def steps(card: Card) -> Cases:
         relevance = CTRLEval(card.folders["llama"], device=card.device)["attribute_relevance"]
         options: Any = {"generation": generation, "lora": LoRA(r=16)}
         reward = Reward({"relevance": relevance})
-        tuner = TimedTuner(card.folders[model], reward, Objective(beta=0.05), **options)
+        tuner = TimedTuner(card.folders[model], reward, **options)
         tuner.clock = clock = LightningClock()
         place: Any = {"accelerator": "gpu", "devices": 1}
         if card.second:

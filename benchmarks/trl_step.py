@@ -33,7 +33,7 @@ from trl import GRPOConfig, GRPOTrainer
 from ctrlreward.adapters.trl import as_reward_funcs
 from ctrlreward.command_line.config_files import read_job, resolved
 from ctrlreward.models.sources import resolve
-from ctrlreward.policy import Generation, LoRA, Objective, OptimizerConfig
+from ctrlreward.policy import Generation, LoRA, OptimizerConfig
 from ctrlreward.recipes.controlled_generation import PromptData, build_prompts, relevance_reward
 
 CONFIG = Path(__file__).parents[1] / "configs/controlled_generation/sentiment_smollm2.yaml"
@@ -66,7 +66,8 @@ def run_tuner(dtype: str, steps: int, folder: str) -> Clock:
     tuner = TimedTuner(
         MODEL["model"],
         relevance_reward(**MODEL["reward"]["init_args"]),
-        Objective(**MODEL["objective"]),
+        scale=MODEL["scale"],
+        beta=MODEL["beta"],
         Generation(**MODEL["generation"]),
         OptimizerConfig(**MODEL["optimizer"]),
         lora=LoRA(**MODEL["lora"] | {"dtype": dtype}),
@@ -102,7 +103,7 @@ def run_trl(dtype: str, steps: int, folder: str) -> Clock:
             **{name: optimizer[name] for name in ("learning_rate", "warmup_steps")},
             output_dir=folder,
             per_device_train_batch_size=DATA["batch_size"] * generation["num_generations"],
-            beta=MODEL["objective"]["beta"],
+            beta=MODEL["beta"],
             loss_type="grpo",
             max_grad_norm=DEMO["trainer"]["gradient_clip_val"],
             max_steps=steps,

@@ -32,10 +32,9 @@ from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
 from ctrlreward.callbacks.terms import ReferenceReward, SoftOverlong
 from ctrlreward.completion import SampleGenerator, TextGenerator, generate
 from ctrlreward.policy.model import LoRA
-from ctrlreward.policy.objectives import Objective
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation
-from ctrlreward.policy.tuner import PolicyTunerMixin, ReleaseMixin
+from ctrlreward.policy.tuner import PolicyTunerMixin
 
 __all__ = [
     "AUC",
@@ -45,7 +44,6 @@ __all__ = [
     "GenerationScorer",
     "HistoryLogger",
     "LoRA",
-    "Objective",
     "OptimizerConfig",
     "ParetoCheckpoint",
     "PolicyTuner",
@@ -79,13 +77,8 @@ class ParetoCheckpoint(ParetoCheckpointMixin, ModelCheckpoint):
     __doc__ = ParetoCheckpointMixin.__doc__
 
 
-class Release(ReleaseMixin, Callback):
-    __doc__ = ReleaseMixin.__doc__
-
-
 class PolicyTuner(PolicyTunerMixin, LightningModule):
     __doc__ = PolicyTunerMixin.__doc__
-    releasing = Release
 
 
 class ProxyGuard(ProxyGuardMixin, Callback):

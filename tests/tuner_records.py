@@ -1,15 +1,26 @@
-"""A small `PolicyTuner` in a test: an adapter with an effect, and records of its steps."""
+"""A small `PolicyTuner` in a test: algorithms, an adapter with an effect, records of steps."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from ctrlreward import Samples
 from ctrlreward.policy.rollouts import Rollout
 
 BATCH = Samples(texts=["ab", "cd", "f"])
+
+# As docs/policy_tuner.md has them.
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {"baseline": "group", "scale": "group", "aggregation": "sequence"},
+    "dr_grpo": {"baseline": "group", "scale": "none", "aggregation": "constant"},
+    "dapo": {"baseline": "group", "scale": "group", "aggregation": "token"},
+    "rloo": {"baseline": "leave_one_out", "scale": "none", "aggregation": "sum"},
+    "reinforce": {"baseline": "batch", "scale": "none", "aggregation": "sum"},
+    "reinforce++": {"baseline": "batch", "scale": "batch", "aggregation": "token"},
+}
 
 
 def drift(model: Any, seed: int | None = None) -> Any:
@@ -26,6 +37,19 @@ def trained_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
 
 
+def read_by(rollout: Rollout) -> list[list[int]]:
+    """Token ids of the prompts of a rollout, without padding."""
+    width = rollout.ids.shape[1] - rollout.mask.shape[1]
+    rows = zip(rollout.ids[:, :width], rollout.attention[:, :width].bool(), strict=True)
+    return [ids[read].tolist() for ids, read in rows]
+
+
+def written_by(rollout: Rollout) -> list[list[int]]:
+    """Token ids of the completions of a rollout, with the end token if there is one."""
+    new = rollout.ids[:, -rollout.mask.shape[1] :]
+    return [ids[mask.bool()].tolist() for ids, mask in zip(new, rollout.mask, strict=True)]
+
+
 def logged(module: Any) -> dict[str, float]:
     """Record what a module logs outside a trainer."""
     values: dict[str, float] = {}
@@ -36,14 +60,17 @@ def logged(module: Any) -> dict[str, float]:
 def sampled(module: Any) -> list[Rollout]:
     """Record the rollouts of a module."""
     rollouts: list[Rollout] = []
-    sample = module._sample
-    module._sample = lambda p, t=None: rollouts.append(sample(p, t)) or rollouts[-1]
+    sample = module.rollout
+    module.rollout = lambda p, t=None: rollouts.append(sample(p, t)) or rollouts[-1]
     return rollouts
 
 
-def learned(module: Any) -> list[torch.Tensor]:
+def learned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """Record the advantages of each rollout that a module learns from."""
+    from ctrlreward.policy import tuner
+
     advantages: list[torch.Tensor] = []
-    compute = module._advantages
-    module._advantages = lambda rewards: advantages.append(compute(rewards)) or advantages[-1]
+    compute = tuner.completion_advantages
+    record = lambda *a: advantages.append(compute(*a)) or advantages[-1]  # noqa: E731
+    monkeypatch.setattr(tuner, "completion_advantages", record)
     return advantages

@@ -239,7 +239,9 @@ def policy_gradient() -> None:
     tuner = policy.PolicyTuner(
         "smollm2-135m",
         content_reward(),
-        policy.Objective("rloo", beta=0.1),
+        baseline="leave_one_out",
+        scale="none",
+        beta=0.1,
         generation=policy.Generation(num_generations=2, max_completion_length=4, temperature=0.9),
         optimizer=policy.OptimizerConfig(lr_scheduler_type="cosine"),
         lora=policy.LoRA(r=2, target_modules=["q_proj"], dtype="float32"),
@@ -294,7 +296,7 @@ def mistakes() -> None:
     callbacks.RewardCheckpoint("score/content", mode="maximum")  # type: ignore[arg-type]
     lightning.RewardEarlyStopping("score/content", patience="3")  # type: ignore[arg-type]
     policy.PolicyTuner("smollm2-135m", 3)  # type: ignore[arg-type]
-    lightning.Objective("gpro")  # type: ignore[arg-type]
+    policy.PolicyTuner("smollm2-135m", brevity, baseline="rloo")  # type: ignore[arg-type]
     trl.as_reward_funcs(3)  # type: ignore[arg-type]
     selection.StopRule("score/content", mode="maximum")  # type: ignore[arg-type]
 

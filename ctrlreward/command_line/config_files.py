@@ -17,7 +17,7 @@ from ctrlreward.files import ShallowLoader
 # Mappings whose options a file may set in part; other mappings are values.
 _GROUPS = (
     *("model", "data", "trainer", "reward", "init_args", "values"),
-    *("objective", "generation", "optimizer", "lora"),
+    *("generation", "optimizer", "lora"),
 )
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
 

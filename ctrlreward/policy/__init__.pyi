@@ -1,5 +1,4 @@
 from .model import LoRA as LoRA
-from .objectives import Objective as Objective
 from .optimizer import OptimizerConfig as OptimizerConfig
 from .pytorch_lightning import PolicyTuner as PolicyTuner
 from .rollouts import Generation as Generation

@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.lightning_package import LightningModule, misconfigured
 from ctrlreward.models.loading import check_vocabulary, load_tokenizer
-from ctrlreward.policy.model import LoRA, checkpoint_gradients, load_policy, reference_policy
+from ctrlreward.policy.model import LoRA, keep_start, load_policy, reference_policy
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw
-from ctrlreward.policy.prompts import Prompt, end_of_turn, model_texts
+from ctrlreward.policy.prompts import end_of_turn, model_texts
 from ctrlreward.policy.rollouts import Generation, Rollout, add_end_tokens, sample
 from ctrlreward.ranks import rank_and_ranks
 
@@ -44,9 +44,8 @@ class AdaptedModuleMixin(LightningModule):
         super().__init__()
         if not isinstance(model, str | PathLike):
             raise TypeError(
-                f"model must be a folder, a Hugging Face id or a short name, got a loaded "
-                f"{type(model).__name__}. Write a folder with model.save_pretrained and tokenizer."
-                "save_pretrained."
+                "model must be a folder, a Hugging Face id or a short name, got a loaded "
+                f"{type(model).__name__}: save it by save_pretrained"
             )
         self.base_model = str(model)
         self.generation = generation
@@ -72,10 +71,8 @@ class AdaptedModuleMixin(LightningModule):
 
     def configure_model(self) -> None:
         """Load the base model with its adapter, and its tokenizer; only once."""
-        if "policy" not in dict(self.named_children()):
-            self._load()
-
-    def _load(self) -> None:
+        if "policy" in self._modules:
+            return
         model, options = self.base_model, self.generation
         tokenizer = load_tokenizer(model)
         turn = end_of_turn(tokenizer, options, model) if options.chat else []
@@ -83,7 +80,10 @@ class AdaptedModuleMixin(LightningModule):
         check_vocabulary(model, tokenizer, policy, reads_padding=True)
         add_end_tokens(policy, tokenizer, options.stop, turn)
         if self.optimizer.gradient_checkpointing:
-            checkpoint_gradients(model, policy)
+            base: Any = policy.get_base_model()
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+        if isinstance(self.lora, LoRA) and self.lora.adapter is not None:
+            keep_start(policy, self.lora.adapter)
         self.policy, self.tokenizer = policy, tokenizer
 
     def configure_optimizers(self) -> Any:
@@ -114,6 +114,13 @@ class AdaptedModuleMixin(LightningModule):
         """Do nothing, as in validation."""
         return None
 
+    def rollout(self, prompts: Sequence[str], temperature: float | None = None) -> Rollout:
+        """Sample one completion of each prompt, by default at the temperature of training."""
+        self.configure_model()
+        self.policy.eval()  # no dropout; checkpointed layers would not keep a key-value cache
+        texts = model_texts(self.tokenizer, self.generation, prompts)
+        return sample(self.policy, self.tokenizer, texts, self.generation, temperature)
+
     def complete(self, prompts: str | Sequence[str]) -> list[str]:
         """Complete each prompt with the settings of `generation`, at its `eval_temperature`."""
         prompts = [prompts] if isinstance(prompts, str) else prompts
@@ -121,7 +128,7 @@ class AdaptedModuleMixin(LightningModule):
         completions: list[str] = []
         for start in range(0, len(prompts), PROMPTS_PER_BATCH):
             batch = prompts[start : start + PROMPTS_PER_BATCH]
-            completions += self._sample(batch, temperature).completions
+            completions += self.rollout(batch, temperature).completions
         return completions
 
     def complete_as_reference(self, prompts: str | Sequence[str]) -> list[str]:
@@ -137,7 +144,7 @@ class AdaptedModuleMixin(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Remove the frozen base model from the checkpoint; add the run's seed, and the scale."""
-        checkpoint["ctrlreward_seed"], checkpoint["ctrlreward_scale"] = self._seed, self._scale()
+        checkpoint["ctrlreward_seed"], checkpoint["ctrlreward_scale"] = self._seed, self._scaling()
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         checkpoint["state_dict"] = {
             name: value for name, value in checkpoint["state_dict"].items() if name in trained
@@ -146,11 +153,11 @@ class AdaptedModuleMixin(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the seed of the run, after a check of the adapter's scale."""
         self._resumed_seed = checkpoint.get("ctrlreward_seed")
-        saved, scale = checkpoint.get("ctrlreward_scale"), self._scale()
+        saved, scale = checkpoint.get("ctrlreward_scale"), self._scaling()
         if saved not in (None, scale):  # the weights alone would fit
             raise RuntimeError(f"the checkpoint was trained with {saved}, not {scale}. {_ADVICE}")
 
-    def _scale(self) -> dict[str, Any]:
+    def _scaling(self) -> dict[str, Any]:
         """Return what scales the adapter and is not seen in its weights."""
         self.configure_model()
         config = self.policy.peft_config["default"]
@@ -161,24 +168,12 @@ class AdaptedModuleMixin(LightningModule):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Load the trained weights; the frozen ones, which no checkpoint has, are not missing."""
-        try:
-            found = super().load_state_dict(state_dict, strict, assign)
-        except RuntimeError as error:
-            error.add_note(_ADVICE)
-            raise
+        found = super().load_state_dict(state_dict, strict, assign)
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
-        for keys, what in (
-            (found.missing_keys, "lacks {} weights of this adapter"),
-            (found.unexpected_keys, "has {} weights that this adapter lacks"),
-        ):
-            if wrong := [key for key in keys if key.startswith("policy.")]:
-                what = f"{what.format(len(wrong))}, such as {wrong[0]}"
-                raise RuntimeError(f"the checkpoint {what}. {_ADVICE}")
+        wrong = [*found.missing_keys, *found.unexpected_keys]
+        if wrong := [key for key in wrong if key.startswith("policy.")]:
+            raise RuntimeError(
+                f"the checkpoint has other weights than this adapter, such as {wrong[0]}. {_ADVICE}"
+            )
         return found
-
-    def _sample(self, prompts: Sequence[Prompt], temperature: float | None = None) -> Rollout:
-        self.configure_model()
-        self.policy.eval()  # no dropout; checkpointed layers would not keep a key-value cache
-        texts = model_texts(self.tokenizer, self.generation, prompts)
-        return sample(self.policy, self.tokenizer, texts, self.generation, temperature)

@@ -56,31 +56,22 @@ class OptimizerConfig:
 
 def adamw(module: LightningModule, config: OptimizerConfig) -> dict[str, Any]:
     """Return AdamW on a module's trainable parameters with its schedule, in Lightning's format."""
-    steps = _number_of_updates(module, config)
+    steps: float = 0
+    if not config.lr_scheduler_type.startswith("constant"):
+        steps = module.trainer.estimated_stepping_batches
+        if not 0 <= steps < math.inf:
+            raise misconfigured(
+                module.trainer,
+                f"optimizer.lr_scheduler_type = {config.lr_scheduler_type!r} needs the number of "
+                "training steps, which is unknown here. Pass max_steps to the Trainer, or "
+                "max_epochs and a dataloader with a length, or use 'constant_with_warmup'.",
+            )
     trainable = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
         trainable, lr=config.learning_rate, weight_decay=config.weight_decay
     )
     warmup = max(1, config.warmup_steps)
-    theirs: Any = get_scheduler(config.lr_scheduler_type, optimizer, warmup, steps + 1)
+    theirs: Any = get_scheduler(config.lr_scheduler_type, optimizer, warmup, int(steps) + 1)
     (share,) = theirs.lr_lambdas
     schedule = LambdaLR(optimizer, lambda step: share(step + 1))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def _number_of_updates(module: LightningModule, config: OptimizerConfig) -> int:
-    """Return the number of updates of the whole training, from the trainer's limits.
-
-    0 for a constant schedule.
-    """
-    if config.lr_scheduler_type.startswith("constant"):
-        return 0
-    number = module.trainer.estimated_stepping_batches
-    if not 0 <= number < math.inf:
-        raise misconfigured(
-            module.trainer,
-            f"optimizer.lr_scheduler_type = {config.lr_scheduler_type!r} needs the number of "
-            "training steps, which is unknown here. Pass max_steps to the Trainer, or max_epochs "
-            "and a dataloader with a length, or use 'constant_with_warmup'.",
-        )
-    return int(number)

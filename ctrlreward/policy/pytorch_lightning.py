@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning import LightningModule
 
-from ctrlreward.policy.tuner import PolicyTunerMixin, ReleaseMixin
-
-
-class Release(ReleaseMixin, Callback):
-    __doc__ = ReleaseMixin.__doc__
+from ctrlreward.policy.tuner import PolicyTunerMixin
 
 
 class PolicyTuner(PolicyTunerMixin, LightningModule):
     __doc__ = PolicyTunerMixin.__doc__
-    releasing = Release

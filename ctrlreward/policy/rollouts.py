@@ -31,10 +31,9 @@ class Generation:
         top_p: Sample from the smallest set of likeliest tokens whose probabilities, at the sampling
             temperature, sum to this or more, in (0, 1]. As in TRL, log-probabilities are of the
             whole distribution: below 1 they differ slightly from the sampling probabilities.
-        top_k: Sample from the k likeliest tokens; 0 for all. Applied before `top_p`, and `min_p`
-            after it.
+        top_k: Sample from the k likeliest tokens; 0 for all. Applied before `top_p`.
         min_p: Sample from tokens whose probability is at least this times the highest, in [0, 1];
-            None for all.
+            None for all. Applied after `top_p`.
         eval_temperature: Sampling temperature of `PolicyTuner.complete`, and so of validations and
             reports; 0 decodes greedily. None: `temperature`.
         stop: A string that ends completions, in addition to the model's end tokens, and is removed
@@ -69,22 +68,16 @@ class Generation:
     chat_template_kwargs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_generations", "max_completion_length", "temperature"):
+        for name in ("num_generations", "max_completion_length", "temperature", "top_p"):
             positive(f"generation.{name}", getattr(self, name))
-        for name, holds, what in (
-            ("top_p", 0 < self.top_p <= 1, "in (0, 1], 1 for all tokens"),
-            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
-            ("min_p", 0 <= (self.min_p or 0) <= 1, "in [0, 1]"),
-        ):
-            if not holds:
-                raise ValueError(f"generation.{name} must be {what}, got {getattr(self, name)}")
-        not_negative("generation.eval_temperature", self.eval_temperature)
+        for name in ("eval_temperature", "top_k", "min_p"):
+            not_negative(f"generation.{name}", getattr(self, name))
+        for name in ("top_p", "min_p"):
+            if (getattr(self, name) or 0) > 1:
+                raise ValueError(f"generation.{name} must be at most 1, got {getattr(self, name)}")
         for name in ("system", "chat_template_kwargs"):
-            given = getattr(self, name)
-            if given is not None and not self.chat:
-                raise ValueError(
-                    f"generation.{name} = {given!r} is part of a chat. Set generation.chat to True."
-                )
+            if getattr(self, name) is not None and not self.chat:
+                raise ValueError(f"generation.{name} is part of a chat: set generation.chat")
 
 
 @dataclass(frozen=True)
@@ -137,15 +130,20 @@ def sample(
     if temperature:
         cuts = {"top_k": options.top_k, "top_p": options.top_p, "min_p": options.min_p}
         config.update(temperature=temperature, **cuts)
-    cache = {} if has_encoder or ids.is_cuda else _read_prompts(model, ids, attention, rows)
-    ids, attention = ids[rows], attention[rows]
+    inputs: dict[str, Any] = {"input_ids": ids[rows], "attention_mask": attention[rows]}
     with torch.inference_mode():
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=attention,
-            generation_config=config,
-            **cache,
-        )
+        if not has_encoder and not ids.is_cuda and len(ids) < len(rows) and ids.shape[1] > 1:
+            # All but the last token of the distinct prompts, read before they are repeated.
+            _, read = states_and_output(
+                model,
+                input_ids=ids[:, :-1],
+                attention_mask=attention[:, :-1],
+                position_ids=token_positions(attention[:, :-1]),
+                use_cache=True,
+            )
+            inputs["past_key_values"] = read.past_key_values
+            inputs["past_key_values"].reorder_cache(rows)
+        output = model.generate(generation_config=config, **inputs)
     # After the prompt, or the token that the decoder starts with; a copy for use with gradients.
     new = output[:, 1 if has_encoder else ids.shape[1] :].clone()
     end = end_tokens(model).to(new.device)
@@ -154,25 +152,9 @@ def sample(
     completions = tokenizer.batch_decode(
         [row[kept] for row, kept in zip(new, is_text, strict=True)], skip_special_tokens=True
     )
-    ids = torch.cat([ids, new], dim=1)
-    attention = torch.cat([attention, mask.long()], dim=1)
+    ids = torch.cat([ids[rows], new], dim=1)
+    attention = torch.cat([attention[rows], mask.long()], dim=1)
     return Rollout(completions, ids, attention, mask, is_end.any(dim=-1))
-
-
-@torch.inference_mode()
-def _read_prompts(model: Any, ids: Tensor, attention: Tensor, rows: Tensor) -> dict[str, Any]:
-    """Return the keys and values of all but the last token of prompts, row by row."""
-    if ids.shape[1] < 2 or len(rows) == len(ids):
-        return {}
-    _, output = states_and_output(
-        model,
-        input_ids=ids[:, :-1],
-        attention_mask=attention[:, :-1],
-        position_ids=token_positions(attention[:, :-1]),
-        use_cache=True,
-    )
-    output.past_key_values.reorder_cache(rows)
-    return {"past_key_values": output.past_key_values}
 
 
 def encode_prompts(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,49 +14,29 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ctrlreward.arguments import check_type
-from ctrlreward.completion import unclear_input
 from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
-from ctrlreward.lightning_package import (
-    Callback,
-    LightningModule,
-    Trainer,
-    check_whole_model,
-    misconfigured,
-    package_of,
-)
+from ctrlreward.lightning_package import check_whole_model, misconfigured, package_of
 from ctrlreward.placement import shared_device
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
-from ctrlreward.policy.model import LoRA, check_config, keep_start, reference_policy
+from ctrlreward.policy.model import LoRA, reference_policy
 from ctrlreward.policy.objectives import (
-    Objective,
+    Aggregation,
+    Baseline,
+    Scale,
     check_loss,
     check_objective,
     completion_advantages,
     loss_terms,
 )
 from ctrlreward.policy.optimizer import OptimizerConfig
-from ctrlreward.policy.prompts import Prompt, check_beginnings, read_batch
-from ctrlreward.policy.rollouts import Generation, Rollout, log_probs
-from ctrlreward.ranks import fail_together, gather_values, on_every_rank
-from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
-from ctrlreward.samples import JSON_KEYS, Samples, shortened
+from ctrlreward.policy.prompts import read_batch
+from ctrlreward.policy.rollouts import Generation, log_probs
+from ctrlreward.ranks import fail_together, gather_values, on_every_rank, rank_and_ranks
+from ctrlreward.reward import RewardBatch, RewardLike, as_reward
+from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.base import Scores
 
 _STEPS_WITHOUT_SIGNAL = 3  # before a warning
-
-
-class ReleaseMixin(Callback):
-    """Frees a reward when training fails: Lightning calls `on_exception` only on callbacks."""
-
-    def __init__(self, reward: AnyReward) -> None:
-        super().__init__()
-        self.reward = reward
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Wait for the batch that is being scored, and drop batches that have not started."""
-        self.reward.release()
 
 
 class PolicyTunerMixin(AdaptedModuleMixin):
@@ -76,8 +55,11 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     system message then takes the place of `generation.system`. In both cases, a batch of strings
     are prompts with the prefix `""`.
 
-    Each rollout makes one update. The trainer's `accumulate_grad_batches` makes one update of
-    several rollouts, and its `gradient_clip_val` bounds the gradient.
+    Each rollout makes one update, so the ratio to the policy that sampled is 1, and no clip of PPO,
+    GRPO or DAPO binds: each algorithm is REINFORCE with its baseline, scale and aggregation. The
+    trainer's `accumulate_grad_batches` makes one update of several rollouts, and its
+    `gradient_clip_val` bounds the gradient. The reward is scored in the background, on a device of
+    its own, while the reference of the KL divergence is computed.
 
     Logs `reward/<name>` and `reward/<name>_std` of the total, of each component and, if
     `shape_rewards` is set, of the shaped reward (`shaped`); `reward/fail_rate`;
@@ -93,62 +75,62 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     Args:
         model: Local folder, Hugging Face id or short name of the model to tune.
         reward: The reward to maximise: a `Reward`, or its components, such as a function.
-        objective: Algorithm and KL term.
+        baseline: Subtracted from the reward: the mean reward of the `"group"` (the completions of
+            the same prompt), of the other completions of the group (`"leave_one_out"`), or of the
+            `"batch"`.
+        scale: Advantages are divided by the standard deviation of the rewards in the `"group"` or
+            the `"batch"`, or by nothing (`"none"`). `"components"` normalises each weighted
+            component in the group before their sum, and the sum over the batch (GDPO, Liu et al.
+            2026, eqs. 4 to 6; TRL's `normalize_then_sum`).
+        aggregation: The loss is the mean over completions of the mean over tokens (`"sequence"`),
+            the mean over all tokens (`"token"`), or the mean over completions of the sum over
+            tokens, divided by `max_completion_length` (`"constant"`) or by nothing (`"sum"`).
+        beta: Weight of the KL divergence (k3) from the policy before training, per token, in the
+            loss, ≥ 0; TRL's default is 0.
         generation: How completions are sampled.
-        optimizer: The optimizer and its learning rate.
         lora: The adapter, and the precision of the base weights; or peft's `LoraConfig`.
+        optimizer: The optimizer and its learning rate.
 
     Attributes:
         last_rollout: The texts of the last update and their scores; None before the first.
-        beta: Weight of the KL term, `objective.beta` at first; may change during training.
+        beta: May change during training.
         shape_rewards: Shapes the rewards (`callbacks.shaping`); None for the total reward.
 
     Raises:
         TypeError: An argument is of the wrong class.
-        ValueError: `generation` or `reward` do not work with the objective.
+        ValueError: The choices do not fit each other, the reward or the generation.
 
     Example:
         >>> from ctrlreward import Distinct, Reward
         >>> from ctrlreward.policy import PolicyTuner  # building it loads no model
-        >>> tuner = PolicyTuner("smollm2-135m", Reward({"diversity": Distinct()["distinct_2"]}))
-        >>> tuner.objective.algorithm
-        'grpo'
+        >>> reward = Reward({"diversity": Distinct()["distinct_2"]})
+        >>> PolicyTuner("smollm2-135m", reward, baseline="leave_one_out", scale="none").beta
+        0.05
     """
-
-    releasing: type[ReleaseMixin]  # of the package
 
     def __init__(
         self,
         model: str,
         reward: RewardLike,
-        objective: Objective = Objective(),
+        baseline: Baseline = "group",
+        scale: Scale = "group",
+        aggregation: Aggregation = "sequence",
+        beta: float = 0.05,
         generation: Generation = Generation(),
-        optimizer: OptimizerConfig = OptimizerConfig(),
         lora: LoRA | LoraConfig = LoRA(),
+        optimizer: OptimizerConfig = OptimizerConfig(),
     ) -> None:
-        for name, kind, value in (
-            ("objective", Objective, objective),
-            ("generation", Generation, generation),
-            ("optimizer", OptimizerConfig, optimizer),
-        ):
-            check_type(name, kind, value)
-        if isinstance(lora, LoraConfig):
-            check_config(lora)
-        else:
+        check_type("generation", Generation, generation)
+        check_type("optimizer", OptimizerConfig, optimizer)
+        if not isinstance(lora, LoraConfig):
             check_type("lora", LoRA, lora)
         super().__init__(model, generation, optimizer, lora)
         self.reward = as_reward(reward)
-        check_objective(objective, self.reward, generation.num_generations)
-        self.objective = objective
-        self.beta = objective.beta
+        check_objective(baseline, scale, aggregation, beta, self.reward, generation.num_generations)
+        self.baseline, self.scale, self.aggregation, self.beta = baseline, scale, aggregation, beta
         self.last_rollout: tuple[Samples, RewardBatch] | None = None
         self.shape_rewards: Callable[[Samples, RewardBatch, Tensor], Scores] | None = None
-        self._ignored: set[str] = set()
         self._without_signal = 0  # steps in a row
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Return a callback that frees the reward's models when training fails."""
-        return [self.releasing(self.reward)]
 
     def setup(self, stage: str) -> None:
         """Check that the strategy keeps the model whole, and that no scorer shares a device."""
@@ -163,23 +145,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         if clash is not None:
             raise misconfigured(self, clash)
 
-    def _load(self) -> None:
-        """Load the policy and the reference policy."""
-        super()._load()
-        trained = None if isinstance(self.lora, LoraConfig) else self.lora.adapter
-        if trained is not None and self.objective.reference == "start":
-            keep_start(self.policy, trained)
-
-    def train_dataloader(self) -> Any:
-        """Raise an error that says how to pass prompts; a trainer's dataloader comes first."""
-        raise misconfigured(
-            self,
-            "there are no prompts to train on. Use trainer.fit(tuner, DataLoader(prompts, "
-            "batch_size=8)), with a list of strings or a datasets.Dataset.",
-        )
-
     def on_train_start(self) -> None:
-        """Check that the trainer iterates over prompts, and that they suit the objective."""
+        """Check that the trainer iterates over prompts, and that the rewards can be shaped."""
         given = self.trainer.train_dataloader
         if any(isinstance(leaf, str) for leaf in tree_leaves(given)):
             raise misconfigured(
@@ -188,12 +155,11 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 "Lightning would take for batches. Use trainer.fit(tuner, DataLoader(prompts, "
                 "batch_size=8)).",
             )
-        if self.objective.decoupled and self.shape_rewards is not None:
+        if self.scale == "components" and self.shape_rewards is not None:
             raise misconfigured(
                 self,
-                "RewardShaping shapes the total of a reward, and objective."
-                "multi_objective_aggregation = 'normalize_then_sum' learns from its components. "
-                "Use 'sum_then_normalize', or no RewardShaping.",
+                "RewardShaping shapes the total of a reward, and scale = 'components' learns from "
+                "its components. Use another scale, or no RewardShaping.",
             )
 
     def training_step(self, batch: object, batch_idx: int) -> Tensor:
@@ -204,43 +170,66 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         """
         started = time.perf_counter()
         self.configure_model()
-        prompts, inputs = self._read(batch)
-        rows = [i for i in range(len(inputs)) for _ in range(self.generation.num_generations)]
+        options, size = self.generation, self.generation.num_generations
+        prompts = read_batch(batch, options.chat or self.policy.config.is_encoder_decoder)
+        prompts = prompts[[i for i in range(len(prompts)) for _ in range(size)]]
         sampling_started = time.perf_counter()
-        rollout = self._sample([inputs[row] for row in rows])
+        rollout = self.rollout(prompts.prompts or ())
         sampled = time.perf_counter()
-        samples = prompts[rows].completed(rollout.completions)
-        scored = fail_together(partial(self.reward, samples))
-        of_all_ranks = RewardBatch.concat(on_every_rank(lambda: scored))
-        waited = time.perf_counter() - sampled
+        samples = prompts.completed(rollout.completions)
+        scoring = self.reward.submit(samples)
+        with torch.no_grad(), reference_policy(self.policy):  # in eval mode since the rollout
+            reference = log_probs(self.policy, rollout, options.temperature)
+        waiting = time.perf_counter()
+        by_rank = on_every_rank(scoring.result)
+        waited = time.perf_counter() - waiting
+        scored, of_all_ranks = by_rank[rank_and_ranks()[0]], RewardBatch.concat(by_rank)
         if of_all_ranks.failed.all():
             raise RuntimeError(
                 f"all {len(of_all_ranks.total)} samples of this step got NaN as reward, so there "
                 "is nothing to learn from. See the scorers' warnings for the reason."
             )
         self.last_rollout = (samples, scored)
-        rewards = self._rewards(rollout)
-        advantages = self._advantages(rewards)
+        rewards = self._rewards(samples, scored, rollout.mask.sum(dim=1))
+        # Statistics are over the completions of all ranks; those of one prompt are consecutive.
+        # Float64 keeps the squares of large rewards finite.
+        all_rewards, own = gather_values(rewards)
+        groups = torch.arange(len(all_rewards)) // size
+        advantages = completion_advantages(self.baseline, self.scale, all_rewards, groups)[own]
         self._without_signal = 0 if advantages.any() else self._without_signal + 1
-        terms = self._terms(rollout, advantages)
+        self.policy.train()  # the adapter's dropout, and gradient checkpointing
+        terms = loss_terms(
+            self.aggregation,
+            log_probs(self.policy, rollout, options.temperature),
+            reference,
+            advantages.float().to(rollout.mask.device),
+            rollout.mask,
+            options.max_completion_length,
+            self.beta,
+        )
         fail_together(partial(check_loss, terms))
         seconds, sampling = time.perf_counter() - started, sampled - sampling_started
         metrics = {
             "time/rollout_share": sampling / seconds,
             "time/reward_share": waited / seconds,
             "rollout/tokens_per_second": float(rollout.mask.sum()) / sampling,
+            "rollout/length": float(rollout.mask.sum(dim=1).mean()),
+            "rollout/truncated": 1 - float(rollout.ended.float().mean()),
         }
-        if (size := self.generation.num_generations) > 1:
+        if size > 1:
             known = torch.from_numpy(np.where(scored.failed, np.nan, scored.total))
-            equal = zero_signal(known, torch.arange(len(known)) // size)
+            equal = zero_signal(known, groups[: len(known)])
             metrics["reward/zero_signal"] = float(equal[::size].float().mean())
+        if self.shape_rewards is not None:
+            valid = all_rewards[~all_rewards.isnan()]
+            metrics["reward/shaped"] = float(valid.mean())
+            deviation = float(valid.std(correction=0)) if len(valid) else math.nan
+            metrics["reward/shaped_std"] = deviation
         metrics |= {f"reward/{name}": each for name, each in of_all_ranks.statistics().items()}
         metrics |= {f"policy/{name}": float(value.detach()) for name, value in terms.items()}
-        self._log_step(rollout, rewards, metrics)
-        return terms["loss"]
-
-    def _log_step(self, rollout: Rollout, rewards: Tensor, metrics: dict[str, float]) -> None:
-        """Log the metrics of a step; warn once if several in a row had nothing to learn from."""
+        for name, value in metrics.items():
+            shown = name == "reward/total"
+            self.log(name, value, batch_size=len(rewards), prog_bar=shown, sync_dist=True)
         if self._without_signal == _STEPS_WITHOUT_SIGNAL:
             package_of(self).load("utilities.rank_zero_warn")(
                 f"all advantages of {_STEPS_WITHOUT_SIGNAL} steps in a row are 0, as all "
@@ -248,82 +237,21 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 "reward/zero_signal is 1, use a reward that distinguishes the completions of a "
                 "prompt, sample more of them, or raise the temperature."
             )
-        if self.shape_rewards is not None:
-            shaped, _ = gather_values(rewards)
-            valid = shaped[~shaped.isnan()]
-            metrics["reward/shaped"] = float(valid.mean())
-            deviation = float(valid.std(correction=0)) if len(valid) else math.nan
-            metrics["reward/shaped_std"] = deviation
-        metrics["rollout/length"] = float(rollout.mask.sum(dim=1).mean())
-        metrics["rollout/truncated"] = 1 - float(rollout.ended.float().mean())
-        for name, value in metrics.items():
-            shown = name == "reward/total"
-            self.log(name, value, batch_size=len(rewards), prog_bar=shown, sync_dist=True)
+        return terms["loss"]
 
     def on_fit_end(self) -> None:
         """Stop the reward's worker and free its models."""
         self.reward.release()
 
-    def _read(self, batch: object) -> tuple[Samples, Sequence[Prompt]]:
-        """Return the prompts of a batch, as samples and as the policy reads them."""
-        options, has_encoder = self.generation, self.policy.config.is_encoder_decoder
-        samples, inputs, ignored = read_batch(batch, options.chat or has_encoder)
-        if has_encoder and (error := unclear_input(self, samples)):
-            raise ValueError(error)
-        prompts = samples.as_prompts()
-        if options.chat:
-            check_beginnings(prompts)
-        if not self._ignored.issuperset(ignored):  # warned once
-            self._ignored.update(ignored)
-            package_of(self).load("utilities.rank_zero_info")(
-                f"PolicyTuner ignores the columns {', '.join(ignored)} of the batches: "
-                f"rewards read {', '.join(JSON_KEYS.values())}"
-            )
-        return prompts, inputs
-
-    def _rewards(self, rollout: Rollout) -> Tensor:
+    def _rewards(self, samples: Samples, scored: RewardBatch, lengths: Tensor) -> Tensor:
         """Return the rewards to learn from, float64, shape (n,); NaN if a sample failed."""
-        assert self.last_rollout is not None
-        samples, scored = self.last_rollout
-        if self.objective.decoupled:
-            weights: Mapping[str, float] = self.reward.weights or {}
+        if self.scale == "components":
+            weights = self.reward.weights or {}
             table = np.stack([scored.components[name] for name in weights], axis=1)
             table = np.where(scored.failed[:, None], np.nan, table)
             groups = torch.arange(len(table)) // self.generation.num_generations
             each = torch.tensor(list(weights.values()))
             return decoupled_rewards(torch.from_numpy(table), each, groups)
-        total = scored.total
-        if self.shape_rewards is not None:
-            total = self.shape_rewards(samples, scored, rollout.mask.sum(dim=1))
+        shape = self.shape_rewards
+        total = scored.total if shape is None else shape(samples, scored, lengths)
         return torch.from_numpy(total).double()
-
-    def _advantages(self, rewards: Tensor) -> Tensor:
-        """Compute the advantages from rewards of shape (n,), NaN if a sample failed, float32.
-
-        Statistics are over the completions of all ranks; those of one prompt are consecutive.
-        Float64 keeps the squares of large rewards finite.
-        """
-        all_rewards, own = gather_values(rewards)
-        groups = torch.arange(len(all_rewards)) // self.generation.num_generations
-        return completion_advantages(self.objective.parts, all_rewards, groups)[own].float()
-
-    @torch.no_grad()
-    def _reference(self, rollout: Rollout) -> Tensor:
-        """Compute the log-probabilities under the reference policy."""
-        self.policy.eval()
-        with reference_policy(self.policy):
-            return log_probs(self.policy, rollout, self.generation.temperature)
-
-    def _terms(self, rollout: Rollout, advantages: Tensor) -> dict[str, Tensor]:
-        """Compute the `loss_terms` of the policy that sampled a rollout."""
-        options, reference = self.generation, self._reference(rollout)
-        self.policy.train()  # the adapter's dropout, and gradient checkpointing
-        return loss_terms(
-            self.objective.parts,
-            log_probs(self.policy, rollout, options.temperature),
-            reference,
-            advantages.to(rollout.mask.device),
-            rollout.mask,
-            options.max_completion_length,
-            self.beta,
-        )

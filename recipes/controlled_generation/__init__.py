@@ -270,7 +270,7 @@ def relevance_reward(
             whose relevances are components.
         fold: Relevance of several attributes (`SeveralRelevances`), with weight 1.
         attributes: Attribute → weight of its relevance, in place of the fold; what
-            `objective.multi_objective_aggregation: normalize_then_sum` normalises.
+            `scale: components` normalises.
         aspects: Weight of coherence and consistency, in 1 per nat; None leaves them out.
         fluency: Cost of each nat of mean token log-probability outside of `likelihood`.
         likelihood: Bounds of the mean token log-probability under `model`, in nats, between which

@@ -12,15 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning_choice import (
-    Generation,
-    LoRA,
-    Objective,
-    OptimizerConfig,
-    PolicyTuner,
-    pl,
-    quiet_trainer,
-)
+from lightning_choice import Generation, LoRA, OptimizerConfig, PolicyTuner, pl, quiet_trainer
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.utils.data import DataLoader
 from transformers import (
@@ -30,18 +22,13 @@ from transformers import (
     GenerationConfig,
     PreTrainedTokenizerFast,
 )
-from tuner_records import BATCH
+from tuner_records import ALGORITHMS, BATCH
 
 from ctrlreward import Reward, Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = "abcdef"
-GROUPS: Mapping[str, Any] = {
-    "objective": Objective,
-    "generation": Generation,
-    "optimizer": OptimizerConfig,
-    "lora": LoRA,
-}
+GROUPS = {"generation": Generation, "optimizer": OptimizerConfig, "lora": LoRA}
 _SHAPES: Mapping[str, Mapping[str, Any]] = {
     "t5": {"d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
     "bart": {
@@ -106,9 +93,9 @@ def folder(tiny_llama: Callable[[str], str]) -> str:
 def grouped(**options: Any) -> dict[str, Any]:
     """Collect options of the groups of `PolicyTuner` into its arguments.
 
-    `algorithm="dapo", r=2` becomes `objective=Objective("dapo"), lora=LoRA(r=2)`.
+    `algorithm="dapo", r=2` becomes DAPO's `baseline`, `scale` and `aggregation`, and `LoRA(r=2)`.
     """
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = ALGORITHMS[options.pop("algorithm", "grpo")].copy()
     for name, group in GROUPS.items():
         own = {field.name for field in fields(group)} & options.keys()
         arguments[name] = group(**{key: options.pop(key) for key in sorted(own)})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoTokenizer
-from tuner_records import sampled
+from tuner_records import read_by, sampled, written_by
 
 from ctrlreward import Samples
 
@@ -17,7 +17,7 @@ DROPS_SYSTEM = "{% for m in messages if m.role != 'system' %}{{ m.content }}<|cl
 PROMPTS = ["Praise the soup.", "Say why the dog slept under the table."]
 
 
-def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
+def conversation(prompt: str, system: str | None = None) -> list[dict[str, str]]:
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": prompt}]
 
@@ -25,44 +25,30 @@ def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
 @pytest.mark.parametrize("system", [None, "Answer in one word."])
 def test_the_policy_reads_what_the_template_makes_of_the_prompt(chat, system: str | None) -> None:
     module = chat(system=system)
-    rollout = module._sample(PROMPTS)
-    tokenizer = AutoTokenizer.from_pretrained(module.base_model)
-    width = rollout.ids.shape[1] - rollout.mask.shape[1]
-    for i, prompt in enumerate(PROMPTS):
-        expected = tokenizer.apply_chat_template(
-            conversation(prompt, system), add_generation_prompt=True, return_dict=False
-        )
-        assert rollout.ids[i, width - len(expected) : width].tolist() == expected
-        assert rollout.attention[i, :width].sum() == len(expected)
-
-
-def test_variables_of_the_template(chat) -> None:
-    module = chat(chat_template_kwargs={"terse": True})
-    rollout = module._sample(PROMPTS)
-    read = module.tokenizer.decode(rollout.ids[0, : -rollout.mask.shape[1]])
-    assert read.endswith("<|open|>assistant\n!")
+    rollout = module.rollout(PROMPTS)
+    template = AutoTokenizer.from_pretrained(module.base_model).apply_chat_template
+    assert read_by(rollout) == [
+        template(conversation(prompt, system), add_generation_prompt=True, return_dict=False)
+        for prompt in PROMPTS
+    ]
+    module = chat(system=system, chat_template_kwargs={"terse": True})
+    (read, _) = read_by(module.rollout(PROMPTS))
+    assert module.tokenizer.decode(read).endswith("<|open|>assistant\n!")
 
 
 def test_the_end_of_turn_ends_a_completion(chat) -> None:
     module = chat(max_completion_length=40)
     torch.manual_seed(0)
-    rollout = module._sample(PROMPTS * 100)
+    rollout = module.rollout(PROMPTS * 100)
     ends = {0, 2}  # the model's own, and the template's
-    assert set(module.policy.generation_config.eos_token_id) == ends
-    last = [row[mask.bool()][-1].item() for row, mask in _new(rollout)]
-    finished = [token for token, ended in zip(last, rollout.ended, strict=True) if ended]
-    assert set(finished) == ends
-    for row, mask in _new(rollout):
-        assert not ends & set(row[mask.bool()][:-1].tolist())
+    rows = written_by(rollout)
+    finished = {row[-1] for row, ended in zip(rows, rollout.ended, strict=True) if ended}
+    assert finished == ends
+    assert not any(ends & {*row[:-1]} for row in rows)
     assert not any("<|" in text for text in rollout.completions)
 
 
-def _new(rollout) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    new = rollout.ids[:, -rollout.mask.shape[1] :]
-    return list(zip(new, rollout.mask, strict=True))
-
-
-def test_a_step_learns_from_conversations_and_complete_uses_them_too(chat, share) -> None:
+def test_a_step_learns_from_chats_and_complete_uses_them_too(chat, share) -> None:
     module = chat()
     batch = Samples(texts=["", ""], prefixes=["", ""], prompts=PROMPTS)
     assert torch.isfinite(module.training_step(batch, 0))
@@ -71,14 +57,10 @@ def test_a_step_learns_from_conversations_and_complete_uses_them_too(chat, share
     assert not any(text.startswith("Praise") for text in scored.texts)
     rollouts = sampled(module)
     assert len(module.complete(PROMPTS[0])) == 1  # a string is one prompt
-    read = rollouts[0].ids[0, : -rollouts[0].mask.shape[1]]
     template = "<|open|>user\nPraise the soup.<|close|>\n<|open|>assistant\n"
-    assert module.tokenizer.decode(read) == template
-
-
-def test_a_prompt_that_is_also_the_beginning_is_an_error(chat) -> None:
-    with pytest.raises(ValueError, match="Praise the soup"):
-        chat().training_step(Samples(PROMPTS), 0)
+    assert module.tokenizer.decode(read_by(rollouts[0])[0]) == template
+    with pytest.raises(ValueError, match="prefixes"):  # as if texts began with the message
+        module.training_step(Samples(PROMPTS), 0)
 
 
 @pytest.mark.parametrize("template", [NO_SYSTEM, DROPS_SYSTEM])
@@ -108,21 +90,19 @@ def test_an_encoder_reads_the_template_without_further_special_tokens(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<extra_id_1>{% endfor %}"
     tokenizer.save_pretrained(folder)
-    module = tuner(model=str(folder), chat=True)
-    rollout = module._sample(PROMPTS[:1])
-    expected = tokenizer.apply_chat_template(conversation(PROMPTS[0], None), return_dict=False)
-    assert rollout.ids[0, : -rollout.mask.shape[1]].tolist() == expected
+    rollout = tuner(model=str(folder), chat=True).rollout(PROMPTS[:1])
+    expected = tokenizer.apply_chat_template(conversation(PROMPTS[0]), return_dict=False)
+    assert read_by(rollout) == [expected]
     assert tokenizer.eos_token_id not in expected
 
 
 def test_smollm2_answers(tuner) -> None:
     """The real model ends its turn by itself, with what its own template begins with."""
     module = tuner(model="smollm2-135m", chat=True, max_completion_length=40)
-    rollout = module._sample(["What is the capital of France?"], temperature=0.0)
+    question = "What is the capital of France?"
+    rollout = module.rollout([question], temperature=0.0)
     assert "Paris" in rollout.completions[0]
     assert rollout.ended.all()
-    read = rollout.ids[0, : -rollout.mask.shape[1]].tolist()
-    messages = conversation("What is the capital of France?", None)
-    assert read == module.tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=False
-    )
+    template = module.tokenizer.apply_chat_template
+    messages = conversation(question)
+    assert read_by(rollout) == [template(messages, add_generation_prompt=True, return_dict=False)]

@@ -11,14 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from tuner_records import ALGORITHMS
 
-from ctrlreward.policy.objectives import (
-    ALGORITHMS,
-    AlgorithmParts,
-    Objective,
-    completion_advantages,
-    loss_terms,
-)
+from ctrlreward.policy.objectives import completion_advantages, loss_terms
 
 LONGEST = 5
 
@@ -43,8 +38,7 @@ def tensors(rows: Completions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def loss_and_gradient(aggregation: str, rows: Completions, beta: float) -> dict[str, Any]:
     current, *rest = tensors(rows)
-    parts = AlgorithmParts("group", "none", aggregation)  # type: ignore[arg-type]
-    terms = loss_terms(parts, current, *rest, LONGEST, beta)
+    terms = loss_terms(aggregation, current, *rest, LONGEST, beta)  # type: ignore[arg-type]
     (gradient,) = torch.autograd.grad(terms["loss"], current)
     return {**{name: value.item() for name, value in terms.items()}, "gradient": gradient}
 
@@ -111,23 +105,6 @@ def test_advantages_equal_the_loops(algorithm, rows) -> None:
             expected.append((reward - statistics.fmean(every)) / (spread + 1e-4))
     values, groups = zip(*rows, strict=True)
     rewards = torch.tensor(values, dtype=torch.float64)
-    found = completion_advantages(ALGORITHMS[algorithm], rewards, torch.tensor(groups))
+    parts = ALGORITHMS[algorithm]
+    found = completion_advantages(parts["baseline"], parts["scale"], rewards, torch.tensor(groups))
     assert found.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("choices", "named"),
-    [
-        ({"algorithm": "ppo"}, "objective.algorithm"),
-        ({"beta": -0.1}, "objective.beta"),
-        ({"reference": "best"}, "objective.reference"),
-        ({"multi_objective_aggregation": "gdpo"}, "objective.multi_objective_aggregation"),
-        (
-            {"algorithm": "rloo", "multi_objective_aggregation": "normalize_then_sum"},
-            "objective.multi_objective_aggregation",
-        ),
-    ],
-)
-def test_bad_choices(choices: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        Objective(**choices)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,11 @@ import pytest
 import torch
 from lightning_choice import MisconfigurationException, PolicyTuner, quiet_trainer
 from torch.utils.data import DataLoader
+from tuner_records import read_by
 
 from ctrlreward import Samples
 from ctrlreward.policy.prompts import read_batch
+from ctrlreward.samples import parse_conversation
 
 PROMPTS = ["ab", "cd"]
 RECORDS = [{"prompt": "ab", "label": 1}, {"prompt": "cd", "label": 0}]
@@ -24,21 +25,16 @@ TALKS = [[{"role": "user", "content": "ab"}], [{"role": "user", "content": "cd"}
 
 
 @pytest.fixture
-def scored() -> list[Samples]:
-    return []
-
-
-@pytest.fixture
-def trained(
-    tuner: Callable[..., PolicyTuner], scored: list[Samples], tmp_path: Path
-) -> Callable[..., list[Samples]]:
+def trained(tuner: Callable[..., PolicyTuner], tmp_path: Path) -> Callable[..., list[Samples]]:
     """Return a function that trains on some dataloaders, and returns the samples scored."""
 
-    def length(samples: Samples) -> list[int]:
-        scored.append(samples)
-        return [len(text) for text in samples.texts]
-
     def run(*data: Any, build: Callable[..., PolicyTuner] = tuner, **options: Any) -> list[Samples]:
+        scored: list[Samples] = []
+
+        def length(samples: Samples) -> list[int]:
+            scored.append(samples)
+            return [len(text) for text in samples.texts]
+
         trainer = quiet_trainer(default_root_dir=tmp_path, max_epochs=1)
         trainer.fit(build(num_generations=2, reward=length, **options), *data)
         return scored
@@ -83,14 +79,12 @@ def test_conversations_of_a_dataset(chat, trained, of_dicts: bool) -> None:
         return modules[0]
 
     (samples,) = trained(DataLoader(data, batch_size=2), build=build)
-    assert samples.prompts[::2] == ("Be brief.\nab", "Be brief.\ncd")
+    assert [parse_conversation(prompt) for prompt in samples.prompts[::2]] == talks
     assert set(samples.prefixes) == {""}
-    module = modules[0]
-    for prompt, expected in [(talks[0], talks[0]), ("ab", [SYSTEM, *TALKS[0]])]:
-        rollout = module._sample([prompt])
-        read = rollout.ids[0, : -rollout.mask.shape[1]].tolist()
-        template = module.tokenizer.apply_chat_template
-        assert read == template(expected, add_generation_prompt=True, return_dict=False)
+    template = modules[0].tokenizer.apply_chat_template
+    for prompt, expected in [(samples.prompts[0], talks[0]), ("ab", [SYSTEM, *TALKS[0]])]:
+        read = read_by(modules[0].rollout([prompt]))
+        assert read == [template(expected, add_generation_prompt=True, return_dict=False)]
 
 
 def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner, tiny_seq2seq):
@@ -101,42 +95,45 @@ def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner,
         assert set(samples.prompts) == set(PROMPTS)
 
 
+ANSWERED = [*TALKS[0], {"role": "assistant", "content": "ab"}]
+
+
 @pytest.mark.parametrize(
-    ("batch", "error", "named"),
+    ("batch", "error"),
     [
-        ([], ValueError, "batch"),
-        ({"prompt": []}, ValueError, "batch"),
-        (torch.zeros(2, 3), TypeError, "Tensor"),
-        (["ab", 3], TypeError, "batch"),
-        ({"question": PROMPTS}, ValueError, "question"),
-        ([{"prompt": "a"}, {"text": "b"}], ValueError, "record 1"),
-        ({"prompt": ["a", 3]}, TypeError, r"prompts\[1\]"),
-        ({"prompt": TALKS[0]}, ValueError, r"prompts\[0\]"),
-        ({"prompt": [[{"text": "ab"}]]}, TypeError, r"prompts\[0\]"),
-        ({"prompt": [{"role": "assistant", "content": "ab"}]}, ValueError, r"prompts\[0\]"),
+        ([], ValueError),
+        ({"prompt": []}, ValueError),
+        (torch.zeros(2, 3), TypeError),
+        (["ab", 3], TypeError),
+        ({"question": PROMPTS}, ValueError),
+        ([{"prompt": "a"}, {"text": "b"}], TypeError),
+        ({"prompt": ["a", 3]}, ValueError),
+        ({"prompt": TALKS[0]}, ValueError),  # to a policy that reads no chats
+        ({"prompt": [[{"text": "ab"}]]}, ValueError),
     ],
 )
-def test_other_batches_are_one_error(tuner, batch: Any, error: type, named: str) -> None:
-    with pytest.raises(error, match=named):
+def test_other_batches_are_one_error(tuner, batch: Any, error: type) -> None:
+    with pytest.raises(error, match=r"batch|prompt"):
         tuner().training_step(batch, 0)
 
 
-def test_ignored_columns_are_said_once(trained, caplog, monkeypatch) -> None:
+def test_a_prompt_that_ends_with_an_answer_is_an_error(chat) -> None:
+    with pytest.raises(ValueError, match="answer"):
+        chat().training_step({"prompt": ANSWERED}, 0)
+
+
+def test_ignored_columns_are_said(trained) -> None:
     data = [{"prompt": prompt, "answer": 3, "completion": "x"} for prompt in PROMPTS * 2]
-    # The package's own logger does not propagate.
-    monkeypatch.setattr("lightning_utilities.core.rank_zero.log", logging.getLogger("propagates"))
-    with caplog.at_level(logging.INFO):
+    with pytest.warns(UserWarning, match="answer, completion"):
         trained(DataLoader(data, batch_size=1))
-    (said,) = [m for m in caplog.messages if "ignores" in m]
-    assert "answer, completion" in said
 
 
 @pytest.mark.parametrize("data", [(PROMPTS,), (RECORDS,), ({"prompt": PROMPTS},), ()])
 def test_a_trainer_needs_a_dataloader(trained, data: Any) -> None:
-    with pytest.raises(MisconfigurationException, match="DataLoader" if data else "no prompts"):
+    with pytest.raises(MisconfigurationException, match="dataloader"):
         trained(*data)
 
 
 def test_a_text_and_a_prompt() -> None:
-    read = read_batch([{"text": "ab", "prompt": "say: ab", "other": 1}], answers=False)
-    assert read == (Samples(["ab"], prompts=["say: ab"]), ["say: ab"], ("other",))
+    expected = Samples(["ab"], prompts=["say: ab"]).as_prompts()
+    assert read_batch([{"text": "ab", "prompt": "say: ab"}], answers=False) == expected

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctrlreward.policy.objectives import Aggregation, AlgorithmParts, loss_terms
+from ctrlreward.policy.objectives import Aggregation, loss_terms
 
 pytest.importorskip("trl")
 
@@ -91,9 +91,8 @@ def theirs(
 
 def ours(tensors: dict[str, Tensor], loss_type: str, beta: float) -> Tensor:
     current = tensors["current"].clone().requires_grad_()
-    parts = AlgorithmParts("group", "none", AGGREGATIONS[loss_type])
     rest = (tensors[name] for name in ("reference", "advantages", "mask"))
-    loss = loss_terms(parts, current, *rest, LONGEST, beta)["loss"]
+    loss = loss_terms(AGGREGATIONS[loss_type], current, *rest, LONGEST, beta)["loss"]
     (gradient,) = torch.autograd.grad(loss, current)
     return gradient
 

@@ -33,7 +33,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "one update": {"algorithm": "grpo"},
     "batch baseline": {"algorithm": "reinforce++"},
     "token mean": {"algorithm": "dapo"},
-    "decoupled": {"algorithm": "dapo", "multi_objective_aggregation": "normalize_then_sum"},
+    "decoupled": {"algorithm": "dapo", "scale": "components"},
     "checkpointed layers": {"algorithm": "grpo", "gradient_checkpointing": True},
     "trained adapter": {"algorithm": "grpo", "continued": True, "lr_scheduler_type": "linear"},
 }
@@ -42,7 +42,7 @@ FORMS: dict[str, dict[str, Any]] = {
 class FixedCompletions(PolicyTuner):
     """A tuner with fixed completions for each prompt, and SGD."""
 
-    def _sample(self, prompts: Sequence[str], temperature: float | None = None) -> Rollout:
+    def rollout(self, prompts: Sequence[str], temperature: float | None = None) -> Rollout:
         self.configure_model()
         self.policy.eval()
         rows, lengths = [], []
@@ -94,14 +94,13 @@ def trained_adapter(folder: str) -> str:
 
 
 def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[str, Any]:
-    if choices.pop("continued", False):
-        choices["adapter"] = trained_adapter(folder)
+    lora = {"adapter": trained_adapter(folder)} if choices.pop("continued", False) else {"r": 2}
     pl.seed_everything(0, verbose=False)
     module = FixedCompletions(
         folder,
         Reward({"share": scorer["share"]}),
         **shared.grouped(
-            num_generations=4, max_completion_length=LONGEST, r=2, beta=0.1, **choices
+            num_generations=4, max_completion_length=LONGEST, beta=0.1, **lora, **choices
         ),
     )
     rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -16,7 +16,6 @@ from lightning_choice import (
     GenerationScorer,
     HistoryLogger,
     LoRA,
-    Objective,
     OptimizerConfig,
     PolicyTuner,
     pl,
@@ -127,7 +126,6 @@ def test_a_policy_learns_from_it_as_from_the_same_reward_in_process(
         module = PolicyTuner(
             tiny_llama("abcdef"),
             reward,
-            objective=Objective("grpo"),
             generation=Generation(num_generations=4, max_completion_length=6),
             optimizer=OptimizerConfig(learning_rate=0.01),
             lora=LoRA(r=4),
