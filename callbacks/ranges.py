@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from ctrlreward.arguments import did_you_mean
+from ctrlreward.arguments import did_you_mean, positive
 from ctrlreward.functional.shaping import Moments, constrained_rewards, next_multiplier
 from ctrlreward.ranks import fail_together, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch
@@ -29,9 +28,6 @@ class UsefulRange:
         high: Largest useful mean, None for no bound.
         component: The score of each text. None: the component of the reward that has the name of
             the range; with weight 0 it is bounded, not rewarded.
-        monitor: Logged key that has to stay in the range, `"score/distinct_2"`. The multiplier then
-            follows validations, and `component` determines which texts move the metric, such as
-            `Repetition`. None: the mean of the component over the completions of a step.
         from_start: Bounds are differences from the first mean: `low=0.0` is the mean at the start.
 
     Raises:
@@ -39,13 +35,12 @@ class UsefulRange:
 
     Examples:
         >>> UsefulRange(low=0.5, high=0.9)
-        UsefulRange(low=0.5, high=0.9, component=None, monitor=None, from_start=False)
+        UsefulRange(low=0.5, high=0.9, component=None, from_start=False)
     """
 
     low: float | None = None
     high: float | None = None
     component: ComponentLike | None = None
-    monitor: str | None = None
     from_start: bool = False
 
     def __post_init__(self) -> None:
@@ -66,12 +61,10 @@ class RangeMultipliers:
     def __init__(self, ranges: Mapping[str, UsefulRange], rate: float) -> None:
         if not ranges:
             raise ValueError("ranges is empty, must map a name to UsefulRange(low=..., high=...)")
-        if not 0 < rate < math.inf:
-            raise ValueError(f"range_rate must be positive, got {rate}")
         self.ranges = dict(ranges)
-        self.rate = rate
+        self.rate = positive("range_rate", rate)
         self.starts: dict[str, float] = {}
-        self.multipliers = {name: 0.0 for name, *_ in self._sides()}
+        self.multipliers = {side: 0.0 for side, *_ in self._sides()}
         self.integrals = dict(self.multipliers)
         self.moments = {name: Moments() for name in (_REWARD, *ranges)}
         self.components: dict[str, Component] = {
@@ -106,41 +99,34 @@ class RangeMultipliers:
             if component is None:
                 raise ValueError(
                     f"ranges[{name!r}] has no component, and the reward has only "
-                    f"{', '.join(reward.components)}{did_you_mean(name, reward.components)}. Pass "
-                    "a component, or use one of these names."
+                    f"{', '.join(reward.components)}{did_you_mean(name, reward.components)}"
                 )
             if component.scorer.of_groups:
                 raise ValueError(
                     f"ranges[{name!r}] bounds {component.name}, which is one number for all texts "
                     "of a group, so that none of them would be preferred. Use a score of single "
-                    "texts, such as Repetition(n=2)['repetition'] for Distinct-2, and "
-                    "monitor='score/distinct_2'"
+                    "texts, such as Repetition(n=2)['repetition'] for Distinct-2"
                 )
 
-    def values(self, samples: Samples, scored: RewardBatch) -> dict[str, Scores]:
-        """Return the bounded scores of n samples by range, each of shape (n,)."""
+    def constrained(self, samples: Samples, scored: RewardBatch, rewards: Scores) -> Scores:
+        """Return n rewards mixed with the distances from the bounds, (n,); NaN if one is NaN.
+
+        A collective: the samples of all ranks count in the means and deviations.
+        """
         own = self.components
         scores = fail_together(lambda: score(own, samples).warned()) if own else {}
-        return {n: scores[n] if n in own else scored.components[n] for n in self.ranges}
-
-    def observe(self, rewards: Scores, values: Mapping[str, Scores]) -> dict[str, float]:
-        """Add the samples of all ranks to the statistics; return the mean of each score."""
-        found = {_REWARD: rewards, **values}
-        by_rank = on_every_rank(lambda: {name: Moments.of(each) for name, each in found.items()})
+        values = {n: scores[n] if n in own else scored.components[n] for n in self.ranges}
+        columns = {_REWARD: rewards, **values}
+        by_rank = on_every_rank(lambda: {name: Moments.of(each) for name, each in columns.items()})
         self._means = {}
-        for name in found:
-            seen = Moments()
+        for name in columns:
+            of_step = Moments()
             for rank in by_rank:
-                seen = seen.merged(rank[name])
-            self.moments[name] = self.moments[name].merged(seen)
-            if name != _REWARD and seen.count:
-                self._means[name] = seen.mean
-                if self.ranges[name].monitor is None:
-                    self.starts.setdefault(name, seen.mean)
-        return dict(self._means)
-
-    def constrained(self, rewards: Scores, values: Mapping[str, Scores]) -> Scores:
-        """Return the rewards mixed with the distances from the bounds, (n,); NaN if one is NaN."""
+                of_step = of_step.merged(rank[name])
+            self.moments[name] = self.moments[name].merged(of_step)
+            if name != _REWARD and of_step.count:
+                self._means[name] = of_step.mean
+                self.starts.setdefault(name, of_step.mean)
         unit = self.moments[_REWARD].std or 1.0
         terms = []
         for side, name, sign, bound in self._sides():
@@ -151,28 +137,9 @@ class RangeMultipliers:
         failed = np.isnan([*values.values()]).any(axis=0)
         return np.where(failed, np.nan, constrained_rewards(rewards, terms))
 
-    def end_step(self) -> None:
-        """Adapt the multipliers of ranges without a monitor to the means of the step."""
-        self._adapt({n: m for n, m in self._means.items() if self.ranges[n].monitor is None})
-        self._means = {}
-
-    def end_validation(self, metrics: Mapping[str, float], stale: Collection[str]) -> None:
-        """Adapt the multipliers of the monitored ranges; a KeyError lists the logged keys."""
-        means = {}
-        for name, each in self.ranges.items():
-            if each.monitor is None or each.monitor in stale:
-                continue
-            if each.monitor not in metrics:
-                raise KeyError(
-                    f"ranges[{name!r}] monitors {each.monitor!r}, which is not logged"
-                    f"{did_you_mean(each.monitor, metrics)}, only {', '.join(sorted(metrics))}"
-                )
-            if math.isfinite(metrics[each.monitor]):
-                means[name] = metrics[each.monitor]
-                self.starts.setdefault(name, means[name])
-        self._adapt(means)
-
-    def _adapt(self, means: Mapping[str, float]) -> None:
+    def end_step(self) -> dict[str, float]:
+        """Adapt the multipliers to the means of the step, which are returned by range."""
+        means, self._means = self._means, {}
         for side, name, sign, bound in self._sides():
             deviation = self.moments[name].std
             if name in means and deviation > 0:
@@ -180,6 +147,7 @@ class RangeMultipliers:
                 self.integrals[side], self.multipliers[side] = next_multiplier(
                     self.integrals[side], excess, self.rate
                 )
+        return means
 
     def _sides(self) -> Iterator[tuple[str, str, float, float]]:
         """Yield each bound: its name, its range, +1 for low and -1 for high, and its value."""

@@ -10,30 +10,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ctrlreward.arguments import check_type, positive
-from ctrlreward.callbacks.monitoring import ReadingMixin, known_bounds, read_metrics
+from ctrlreward.arguments import positive
+from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.ranges import RangeMultipliers, UsefulRange
-from ctrlreward.callbacks.terms import (
-    ReferenceReward,
-    ReferredModule,
-    ShapedModule,
-    SoftOverlong,
-)
+from ctrlreward.callbacks.terms import ReferenceReward, ReferredModule, ShapedModule, SoftOverlong
 from ctrlreward.functional.bootstrap import cluster_numbers
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.functional.shaping import (
-    length_factor,
-    valid_group_means,
-)
+from ctrlreward.functional.shaping import length_factor, valid_group_means
 from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
 from ctrlreward.ranks import fail_together, on_every_rank
 from ctrlreward.reward import RewardBatch
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.base import Scores
-from ctrlreward.selection.decider import check_declared
 
 
-class RewardShapingMixin(ReadingMixin):
+class RewardShapingMixin(CallbackMixin):
     """Transforms the rewards that a policy learns from; the raw rewards are logged unchanged.
 
     The given transformations are always applied in this order:
@@ -72,7 +63,7 @@ class RewardShapingMixin(ReadingMixin):
         ValueError: No transformation, or a number out of range. In `setup`: ranges that do not fit
             the reward. In training: a reward below 0 with `length_alpha`.
         MisconfigurationException: In `setup`: the module cannot be shaped, is shaped already, or
-            has no reference policy. In training: the key that a range monitors is not logged.
+            has no reference policy.
 
     Examples:
         >>> from ctrlreward.callbacks import RewardShaping, SoftOverlong
@@ -92,13 +83,6 @@ class RewardShapingMixin(ReadingMixin):
         super().__init__()
         if all(option is None for option in (clip, overlong, reference, length_alpha, ranges)):
             raise ValueError("nothing to shape, must have at least one of clip, overlong, …")
-        for name, kind, option in (
-            ("overlong", SoftOverlong, overlong),
-            ("reference", ReferenceReward, reference),
-            *((f"ranges[{key!r}]", UsefulRange, each) for key, each in (ranges or {}).items()),
-        ):
-            if option is not None:
-                check_type(name, kind, option)
         positive("length_alpha", length_alpha)
         self.bounds = None if clip is None else _bounds(clip)
         self.overlong = overlong
@@ -110,12 +94,10 @@ class RewardShapingMixin(ReadingMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the multipliers."""
-        ranges = {} if self.ranges is None else {"ranges": self.ranges.to_dict()}
-        return {**ranges, "decided": self._decided_step}
+        return {} if self.ranges is None else {"ranges": self.ranges.to_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them from a checkpoint; bounds are not changed."""
-        self._decided_step = state_dict.get("decided", -1)
         ranges = state_dict.get("ranges")
         if ranges is not None and self.ranges is not None:
             self.ranges.restore(ranges)
@@ -139,8 +121,6 @@ class RewardShapingMixin(ReadingMixin):
             )
         if self.ranges is not None:
             self.ranges.check(pl_module.reward)
-            keys = [each.monitor for each in self.ranges.ranges.values() if each.monitor]
-            check_declared(keys, known_bounds(trainer))
         if self.reference is not None and not isinstance(pl_module, ReferredModule):
             self.refuse(
                 f"reference needs a policy to compare with, which {type(pl_module).__name__} "
@@ -156,20 +136,9 @@ class RewardShapingMixin(ReadingMixin):
         metrics, self._metrics = self._metrics, {}
         if self.ranges is not None:
             metrics |= {f"multiplier/{n}": value for n, value in self.ranges.multipliers.items()}
-            self.ranges.end_step()
+            metrics |= {f"range/{name}": mean for name, mean in self.ranges.end_step().items()}
         for name, value in metrics.items():
             pl_module.log(f"shaping/{name}", value, batch_size=1)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Adapt the multipliers of the ranges that monitor a logged key."""
-        if self.ranges is not None and self.is_undecided(trainer):
-            metrics, stale, _ = read_metrics(trainer, self._reader)
-            try:
-                self.ranges.end_validation(metrics, stale)
-            except KeyError as error:
-                raise misconfigured(trainer, f"RewardShaping: {error.args[0]}") from None
-            self._reader.note()
-            self._decided_step = trainer.global_step
 
     def release(self) -> None:
         """Restore the module, and free the models of ranges."""
@@ -180,24 +149,13 @@ class RewardShapingMixin(ReadingMixin):
                 component.scorer.release()
         self._module = None
 
-    def _shape(
-        self,
-        samples: Samples,
-        scored: RewardBatch,
-        lengths: Tensor,
-    ) -> Scores:
+    def _shape(self, samples: Samples, scored: RewardBatch, lengths: Tensor) -> Scores:
         module: Any = self._module
         metrics: dict[str, float] = {}
         tokens = lengths.detach().cpu().double().numpy()
         rewards = scored.total
         if self.reference is not None:
-            compare = partial(
-                self.reference.preferences,
-                rewards,
-                samples,
-                lambda each: module.reward(each).total,
-                module.complete_as_reference,
-            )
+            compare = partial(self.reference.preferences, rewards, samples, module)
             rewards, of_references = fail_together(compare)
             metrics["reference"] = valid_mean(of_references)
             metrics["after_reference"] = valid_mean(rewards)
@@ -212,17 +170,19 @@ class RewardShapingMixin(ReadingMixin):
             metrics["length_factor"] = valid_mean(np.where(np.isnan(rewards), np.nan, factor))
             metrics["after_length_factor"] = valid_mean(rewards)
         if self.ranges is not None:
-            values = self.ranges.values(samples, scored)
-            means = self.ranges.observe(rewards, values)
-            metrics |= {f"range/{name}": mean for name, mean in means.items()}
-            rewards = self.ranges.constrained(rewards, values)
+            rewards = self.ranges.constrained(samples, scored, rewards)
             metrics["after_ranges"] = valid_mean(rewards)
         if self.overlong is not None:
             term = self.overlong.term(tokens)
             rewards = rewards + term
             metrics |= {"length": valid_mean(term), "after_length": valid_mean(rewards)}
         self._metrics = {**metrics, "fail_rate": float(np.isnan(rewards).mean())}
-        _check_any(rewards)
+        by_rank = on_every_rank(lambda: np.isfinite(rewards))
+        if not any(valid.any() for valid in by_rank):
+            raise RuntimeError(
+                f"all {sum(map(len, by_rank))} samples of this step failed to get a shaped reward. "
+                "See the warnings of the scorers for the reason."
+            )
         return rewards
 
     def _length_factor(self, samples: Samples, rewards: Scores, tokens: Scores) -> Scores:
@@ -240,16 +200,6 @@ class RewardShapingMixin(ReadingMixin):
         valid = np.where(np.isnan(rewards), np.nan, tokens)
         means = valid_group_means(valid, cluster_numbers(prompts))
         return length_factor(tokens, means, self.length_alpha)
-
-
-def _check_any(rewards: Scores) -> None:
-    """Raise on every rank if no sample of any rank has a reward."""
-    by_rank = on_every_rank(lambda: (bool(np.isfinite(rewards).any()), len(rewards)))
-    if not any(found for found, _ in by_rank):
-        raise RuntimeError(
-            f"all {sum(count for _, count in by_rank)} samples of this step failed to get a "
-            "shaped reward. See the warnings of the scorers for the reason."
-        )
 
 
 def _bounds(clip: tuple[float | None, float | None]) -> tuple[float, float]:

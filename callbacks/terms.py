@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 from torch import Tensor
 
 from ctrlreward.arguments import not_negative, positive
@@ -34,6 +33,8 @@ class ShapedModule(Protocol):
 @runtime_checkable
 class ReferredModule(Protocol):
     """A LightningModule with a reference policy: the one that training starts from, or the base."""
+
+    reward: Reward
 
     def complete_as_reference(self, prompts: Sequence[str]) -> list[str]:
         """Return a completion of each prompt by the reference policy."""
@@ -64,28 +65,17 @@ class ReferenceReward:
         positive("scale", self.scale)
 
     def preferences(
-        self,
-        rewards: Scores,
-        samples: Samples,
-        total: Callable[[Samples], Scores],
-        complete: Callable[[Sequence[str]], list[str]],
+        self, rewards: Scores, samples: Samples, module: ReferredModule
     ) -> tuple[Scores, Scores]:
-        """Return the bounded reward and the reward of the references, both of shape (n,).
-
-        `total` scores samples, `complete` completes prompts with the reference policy.
-        """
+        """Return the bounded reward and the reward of the module's references, both (n,)."""
         prompts = samples.require("prompts", "ReferenceReward")
         prefixes = samples.require("prefixes", "ReferenceReward")
         distinct = list(dict.fromkeys(prompts))
-        completions = dict(zip(distinct, complete(distinct), strict=True))
+        completions = dict(zip(distinct, module.complete_as_reference(distinct), strict=True))
         texts = [p + completions[prompt] for p, prompt in zip(prefixes, prompts, strict=True)]
-        references = samples.replace(texts=texts)
         # Completions of one prompt share their reference.
-        rows: dict[tuple[object, ...], int] = {}
-        columns = zip(*references.columns().values(), strict=True)
-        inverse = [rows.setdefault(key, len(rows)) for key in columns]
-        first = np.unique(inverse, return_index=True)[1].tolist()
-        values = total(references[first])[inverse]
+        references, inverse = samples.replace(texts=texts).distinct()
+        values = module.reward(references).total[inverse]
         return preference_over_references(rewards, values[:, None], self.scale), values
 
 
@@ -103,6 +93,7 @@ class SoftOverlong:
         ValueError: `cache` is not in 1 to `longest`, or the weight is negative.
 
     Examples:
+        >>> import numpy as np
         >>> SoftOverlong(longest=64, cache=16).term(np.array([40.0, 56.0, 64.0]))
         array([ 0. , -0.5, -1. ])
     """
@@ -113,9 +104,7 @@ class SoftOverlong:
 
     def __post_init__(self) -> None:
         if not 1 <= self.cache <= self.longest:
-            raise ValueError(
-                f"cache must be 1 to longest = {self.longest} tokens, got {self.cache}"
-            )
+            raise ValueError(f"cache must be 1 to longest = {self.longest}, got {self.cache}")
         not_negative("weight", self.weight)
 
     def term(self, lengths: Scores) -> Scores:
