@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from ctrlreward.arguments import not_negative, one_of
@@ -99,14 +98,3 @@ def loss_terms(
     kl = (by_sequence * losses.kl_estimate(log_probs, reference)).sum()
     entropy = -(by_sequence * log_probs.detach()).sum()
     return {"loss": gain + beta * kl, "kl": kl.detach(), "entropy": entropy}
-
-
-def check_loss(terms: dict[str, Tensor]) -> None:
-    """Raise if the loss is not finite: an update would make all weights NaN."""
-    if not torch.isfinite(terms["loss"]):
-        values = ", ".join(f"{name} = {float(value.detach()):.3g}" for name, value in terms.items())
-        raise RuntimeError(
-            f"the loss of this step is not finite ({values}), and the policy was not updated. "
-            "Resume from the last checkpoint with a lower optimizer.learning_rate, with "
-            "Trainer(gradient_clip_val=1.0), or in float32. If a reward is extreme, bound it."
-        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from ctrlreward.policy.objectives import (
     Aggregation,
     Baseline,
     Scale,
-    check_loss,
     check_objective,
     completion_advantages,
     loss_terms,
@@ -31,7 +29,7 @@ from ctrlreward.policy.objectives import (
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.prompts import read_batch
 from ctrlreward.policy.rollouts import Generation, log_probs
-from ctrlreward.ranks import fail_together, gather_values, on_every_rank, rank_and_ranks
+from ctrlreward.ranks import gather_values, on_every_rank, rank_and_ranks
 from ctrlreward.reward import RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.base import Scores
@@ -190,13 +188,17 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 "is nothing to learn from. See the scorers' warnings for the reason."
             )
         self.last_rollout = (samples, scored)
-        rewards = self._rewards(samples, scored, rollout.mask.sum(dim=1))
+        if self.scale == "components":
+            rewards = self._decoupled(scored)
+        else:
+            shape, lengths = self.shape_rewards, rollout.mask.sum(dim=1)
+            total = scored.total if shape is None else shape(samples, scored, lengths)
+            rewards = torch.from_numpy(total).double()
         # Statistics are over the completions of all ranks; those of one prompt are consecutive.
         # Float64 keeps the squares of large rewards finite.
         all_rewards, own = gather_values(rewards)
         groups = torch.arange(len(all_rewards)) // size
         advantages = completion_advantages(self.baseline, self.scale, all_rewards, groups)[own]
-        self._without_signal = 0 if advantages.any() else self._without_signal + 1
         self.policy.train()  # the adapter's dropout, and gradient checkpointing
         terms = loss_terms(
             self.aggregation,
@@ -207,7 +209,13 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             options.max_completion_length,
             self.beta,
         )
-        fail_together(partial(check_loss, terms))
+        values = {name: float(value.detach()) for name, value in terms.items()}
+        if not all(on_every_rank(lambda: math.isfinite(values["loss"]))):
+            raise RuntimeError(  # an update would make all weights NaN
+                f"the loss of this step is not finite ({values}), and the policy was not updated. "
+                "Resume from the last checkpoint with a lower optimizer.learning_rate, with "
+                "Trainer(gradient_clip_val=1.0), or in float32. If a reward is extreme, bound it."
+            )
         seconds, sampling = time.perf_counter() - started, sampled - sampling_started
         metrics = {
             "time/rollout_share": sampling / seconds,
@@ -216,6 +224,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             "rollout/length": float(rollout.mask.sum(dim=1).mean()),
             "rollout/truncated": 1 - float(rollout.ended.float().mean()),
         }
+        metrics |= {f"policy/{name}": value for name, value in values.items()}
         if size > 1:
             known = torch.from_numpy(np.where(scored.failed, np.nan, scored.total))
             equal = zero_signal(known, groups[: len(known)])
@@ -226,10 +235,15 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             deviation = float(valid.std(correction=0)) if len(valid) else math.nan
             metrics["reward/shaped_std"] = deviation
         metrics |= {f"reward/{name}": each for name, each in of_all_ranks.statistics().items()}
-        metrics |= {f"policy/{name}": float(value.detach()) for name, value in terms.items()}
+        self._log_step(metrics, len(rewards), bool(advantages.any()))
+        return terms["loss"]
+
+    def _log_step(self, metrics: dict[str, float], size: int, has_signal: bool) -> None:
+        """Log the metrics of a step; warn once if several in a row had nothing to learn from."""
         for name, value in metrics.items():
             shown = name == "reward/total"
-            self.log(name, value, batch_size=len(rewards), prog_bar=shown, sync_dist=True)
+            self.log(name, value, batch_size=size, prog_bar=shown, sync_dist=True)
+        self._without_signal = 0 if has_signal else self._without_signal + 1
         if self._without_signal == _STEPS_WITHOUT_SIGNAL:
             package_of(self).load("utilities.rank_zero_warn")(
                 f"all advantages of {_STEPS_WITHOUT_SIGNAL} steps in a row are 0, as all "
@@ -237,21 +251,16 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 "reward/zero_signal is 1, use a reward that distinguishes the completions of a "
                 "prompt, sample more of them, or raise the temperature."
             )
-        return terms["loss"]
+
+    def _decoupled(self, scored: RewardBatch) -> Tensor:
+        """Return the `decoupled_rewards` of a batch, float64, shape (n,)."""
+        weights = self.reward.weights or {}
+        table = np.stack([scored.components[name] for name in weights], axis=1)
+        table = np.where(scored.failed[:, None], np.nan, table)
+        groups = torch.arange(len(table)) // self.generation.num_generations
+        each = torch.tensor(list(weights.values()))
+        return decoupled_rewards(torch.from_numpy(table), each, groups)
 
     def on_fit_end(self) -> None:
         """Stop the reward's worker and free its models."""
         self.reward.release()
-
-    def _rewards(self, samples: Samples, scored: RewardBatch, lengths: Tensor) -> Tensor:
-        """Return the rewards to learn from, float64, shape (n,); NaN if a sample failed."""
-        if self.scale == "components":
-            weights = self.reward.weights or {}
-            table = np.stack([scored.components[name] for name in weights], axis=1)
-            table = np.where(scored.failed[:, None], np.nan, table)
-            groups = torch.arange(len(table)) // self.generation.num_generations
-            each = torch.tensor(list(weights.values()))
-            return decoupled_rewards(torch.from_numpy(table), each, groups)
-        shape = self.shape_rewards
-        total = scored.total if shape is None else shape(samples, scored, lengths)
-        return torch.from_numpy(total).double()

@@ -149,7 +149,8 @@ def create_app(
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         batch = await batcher.score(samples)
-        return _json(score_reply(batch, described["fingerprint_id"]))
+        reply = score_reply(batch, described["fingerprint_id"])
+        return Response(reply, media_type="application/json")
 
     if get_reward is not None:
         app.include_router(get_reward_route(get_reward, reward), dependencies=with_token)

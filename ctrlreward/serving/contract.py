@@ -129,7 +129,7 @@ class ErrorReply(BaseModel):
     detail: str | list[dict[str, Any]]
 
 
-def score_reply(batch: RewardBatch, fingerprint: str) -> dict[str, Any]:
+def score_reply(batch: RewardBatch, fingerprint: str) -> bytes:
     """Return the reply to `POST /score`; see `Result`."""
     columns = {
         name: [
@@ -150,7 +150,7 @@ def score_reply(batch: RewardBatch, fingerprint: str) -> dict[str, Any]:
             zip(batch.total.tolist(), batch.failed.tolist(), strict=True)
         )
     ]
-    return {"results": results, "seconds": batch.seconds, "fingerprint": fingerprint}
+    return dumps({"results": results, "seconds": batch.seconds, "fingerprint": fingerprint})
 
 
 def dumps(value: Any) -> bytes:

@@ -197,8 +197,7 @@ def test_a_run_resumed_at_any_step_shapes_like_an_uninterrupted_one(
     for step in (1, 2, 3):
         path = tmp_path / f"step={step}.ckpt"
         states = torch.load(path, weights_only=True)["callbacks"]
-        (state,) = (state for key, state in states.items() if "RewardShaping" in key)
-        assert state.keys() == ({"ranges"} if shaping is ranged else set())
+        assert ("RewardShaping" in str([*states])) == (shaping is ranged)
         rest = fit(build(), shaping(), 4, ckpt_path=path)
         assert len(rest.logged) == 4 - step
         for logged, expected in zip(rest.logged, uncut.logged[step:], strict=True):

@@ -101,11 +101,10 @@ def test_a_policy_reads_what_the_template_makes_of_the_prompt(
     model = AutoModelForCausalLM.from_pretrained(folder)
     kept = Samples(["", ""], prompts=PROMPTS).prompts
     assert kept is not None
-    for prompts in (PROMPTS, kept):  # samples keep a conversation as JSON
-        texts = model_texts(tokenizer, Generation(chat=True), prompts)
-        ids, mask = encode_prompts(model, tokenizer, texts, special_tokens=False)
-        read = unpadded({"input_ids": ids, "attention_mask": mask})
-        assert read == [template_ids(tokenizer, messages(prompt), True) for prompt in PROMPTS]
+    texts = model_texts(tokenizer, Generation(chat=True), kept)  # a conversation is JSON
+    ids, mask = encode_prompts(model, tokenizer, texts, special_tokens=False)
+    read = unpadded({"input_ids": ids, "attention_mask": mask})
+    assert read == [template_ids(tokenizer, messages(prompt), True) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("kind", CHATS)

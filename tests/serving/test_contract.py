@@ -35,7 +35,7 @@ def batches(draw: st.DrawFn) -> RewardBatch:
 @given(batches())
 def test_rewards_survive_the_wire_exactly(batch: RewardBatch) -> None:
     names = list(batch.components)
-    reply = ScoreReply.model_validate(json.loads(dumps(score_reply(batch, "f"))))
+    reply = ScoreReply.model_validate(json.loads(score_reply(batch, "f")))
     back = reply.to_batch(names, len(batch.total))
     np.testing.assert_array_equal(back.total, batch.total)
     np.testing.assert_array_equal(back.failed, batch.failed)
@@ -60,7 +60,7 @@ def test_the_reply_is_the_json_that_the_contract_shows() -> None:
         {"total": None, "components": {"relevance": None, "perplexity": 3.0}, "failed": True},
     ]
     expected = {"results": rows, "seconds": 0.12, "fingerprint": "f"}
-    assert json.loads(dumps(score_reply(batch, "f"))) == expected
+    assert json.loads(score_reply(batch, "f")) == expected
 
 
 @given(st.lists(st.tuples(texts, texts, texts)))
