@@ -192,19 +192,14 @@ def tiny_seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], st
 
 
 @pytest.fixture
-def batch() -> Samples:
-    """The prompts that `fit` trains on; a file of tests may have others."""
-    return BATCH
+def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
+    """Return a function that trains on a batch at each step."""
 
-
-@pytest.fixture
-def fit(tmp_path: Path, batch: Samples) -> Callable[..., pl.Trainer]:
-    """Return a function that trains on `batch` at each step."""
-
-    def run(module: PolicyTuner, steps: int, ckpt_path: str | None = None) -> pl.Trainer:
+    def run(
+        module: PolicyTuner, steps: int, ckpt_path: str | None = None, batch: Samples = BATCH
+    ) -> pl.Trainer:
         trainer = quiet_trainer(default_root_dir=tmp_path, max_steps=steps)
-        data = DataLoader([batch] * 60, batch_size=None)
-        trainer.fit(module, data, ckpt_path=ckpt_path)
+        trainer.fit(module, DataLoader([batch] * 60, batch_size=None), ckpt_path=ckpt_path)
         return trainer
 
     return run

@@ -6,6 +6,7 @@ backward pass could not: `second_device_runs.py policy llama pegasus folder`.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -92,9 +93,11 @@ if __name__ == "__main__":
     folders = dict(zip(("policy", "llama", "pegasus"), sys.argv[1:4], strict=True))
     out = Path(sys.argv[4])
     runs = {}
-    for policy, scorers in (("cpu", "cpu"), ("second:0", "cpu"), ("second:0", "second:1")):
+    places = ("cpu", "cpu"), ("cpu", "second:0"), ("second:0", "cpu"), ("second:0", "second:1")
+    for policy, scorers in places:
         memory.peak[:] = memory.live
         learned, logged = train(folders, out, scorers, policy)
         values = {name: weight.flatten().tolist() for name, weight in learned.items()}
-        runs[f"{policy} {scorers}"] = (values, logged, list(memory.peak))
+        gc.collect()
+        runs[f"{policy} {scorers}"] = (values, logged, list(memory.peak), list(memory.live))
     (out / "runs.json").write_text(json.dumps(runs))

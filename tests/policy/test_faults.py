@@ -17,11 +17,6 @@ from ctrlreward import Reward, Samples
 PROMPTS = Samples(texts=["a", "fb", "c"]).as_prompts()
 
 
-@pytest.fixture
-def batch() -> Samples:
-    return PROMPTS
-
-
 @pytest.mark.parametrize(
     ("algorithm", "value"), thinned(ALGORITHMS, [1e300, -1e300, np.inf, np.nan, None])
 )

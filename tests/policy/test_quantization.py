@@ -16,6 +16,8 @@ from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, log_probs, sample
 
+kinds = pytest.mark.parametrize("quantization", ["nf4", "int8"])
+
 
 @pytest.fixture
 def bitsandbytes():
@@ -27,15 +29,8 @@ def wide(folder: str, tmp_path: Path) -> str:
     """Folder of a Llama whose layers are as wide as a block of quantised weights."""
     path = str(tmp_path / "wide")
     AutoTokenizer.from_pretrained(folder).save_pretrained(path)
-    config = LlamaConfig(
-        vocab_size=8,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        initializer_range=0.2,
-        eos_token_id=0,
-    )
+    sizes = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=4, initializer_range=0.2, eos_token_id=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(path)
@@ -52,27 +47,26 @@ def test_the_configurations_of_transformers(monkeypatch: pytest.MonkeyPatch) -> 
     assert config.quantization_method() == "llm_int8"
 
 
-@pytest.mark.parametrize(("quantization", "bits"), [("nf4", 4), ("int8", 8)])
+@kinds
 def test_a_quantised_policy_samples_learns_and_exports(
-    bitsandbytes, tuner, fit, wide: str, tmp_path: Path, quantization: str, bits: int
+    bitsandbytes, tuner, fit, wide: str, tmp_path: Path, quantization: str
 ) -> None:
     module = tuner(model=wide, quantization=quantization, learning_rate=0.05)
     module.configure_model()
-    layer = module.policy.base_model.model.model.layers[0].mlp.up_proj.base_layer
-    weight = layer.weight
+    weight = module.policy.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight
+    bits = {"nf4": 4, "int8": 8}[quantization]
     assert weight.numel() * weight.element_size() * 8 == bits * 64 * 128
-    assert all(p.dtype == torch.float32 for p in module.parameters() if p.requires_grad)
     before = {n: p.detach().clone() for n, p in module.named_parameters()}
-    trainer = fit(module, 4)
+    trainer = fit(module, 3)
     for name, parameter in module.named_parameters():
         assert torch.equal(parameter, before[name]) != parameter.requires_grad
+        assert parameter.dtype == torch.float32 or not parameter.requires_grad
 
-    path = str(tmp_path / "at4.ckpt")
+    path = str(tmp_path / "at3.ckpt")
     trainer.save_checkpoint(path)
-    assert all("lora_" in name for name in torch.load(path, weights_only=True)["state_dict"])
     resumed = tuner(model=wide, quantization=quantization, learning_rate=0.05)
-    fit(resumed, 5, path)
-    assert resumed.global_step == 5
+    fit(resumed, 4, path)
+    assert resumed.global_step == 4
 
     module.export_adapter(tmp_path / "adapter")
     # The same rounded weights as plain numbers, and the adapter on top.
@@ -86,7 +80,7 @@ def test_a_quantised_policy_samples_learns_and_exports(
     torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+@kinds
 def test_a_quantised_policy_continues_a_trained_adapter(
     bitsandbytes, tuner, wide: str, tmp_path: Path, quantization: str
 ) -> None:
@@ -101,7 +95,7 @@ def test_a_quantised_policy_continues_a_trained_adapter(
     assert all(p.grad is not None for p in module.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+@kinds
 def test_gradients_are_those_of_the_dequantised_weights(bitsandbytes, wide, quantization) -> None:
     """Also after sampling in eval mode, for which bitsandbytes has other kernels on the CPU."""
     torch.manual_seed(0)
@@ -110,30 +104,25 @@ def test_gradients_are_those_of_the_dequantised_weights(bitsandbytes, wide, quan
     plain = load_policy(wide, LoRA(4), "cpu")
     layers = dict(plain.named_modules())
     for name, layer in policy.named_modules():
+        weight = getattr(layer, "weight", None)
         if isinstance(layer, bitsandbytes.nn.Linear4bit):
-            weight = layer.weight
             value = bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state)
             layers[name].weight.data.copy_(value)
         elif isinstance(layer, bitsandbytes.nn.Linear8bitLt):
-            value = layer.weight.data.float() * layer.weight.SCB[:, None] / 127
-            layers[name].weight.data.copy_(value)
+            layers[name].weight.data.copy_(weight.data.float() * weight.SCB[:, None] / 127)
     drift(policy, 1)
     drift(plain, 1)
-    tokenizer = load_tokenizer(wide)
-    rollout = sample(
-        policy.eval(), tokenizer, ["ab", "cdef"] * 3, Generation(max_completion_length=6)
-    )
+    options = Generation(max_completion_length=6)
+    rollout = sample(policy.eval(), load_tokenizer(wide), ["ab", "cdef"] * 3, options)
     with torch.no_grad():
         evaluated = log_probs(policy, rollout, 1.0)
     ours, exact = (log_probs(model.train(), rollout, 1.0) for model in (policy, plain))
     torch.testing.assert_close(ours, exact, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(evaluated, ours, rtol=1e-3, atol=1e-4)
-    ours.sum().backward()
-    exact.sum().backward()
-    gradients = [
-        {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
-        for model in (policy, plain)
-    ]
+    gradients = []
+    for model, values in ((policy, ours), (plain, exact)):
+        values.sum().backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters() if p.requires_grad})
     assert all(g.abs().max() > 1e-3 for g in gradients[1].values())
     torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-3)
 

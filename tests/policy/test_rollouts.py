@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_choice import LoRA
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
-from tuner_records import drift
+from lightning_choice import LoRA, pl
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from tuner_records import drift, read_by, written_by
 
 from ctrlreward import Samples
 from ctrlreward.models.loading import load_tokenizer
@@ -49,17 +60,6 @@ def rollout(policy: Any, place: str) -> Rollout:
     return sample(policy, load_tokenizer(place), PROMPTS, OPTIONS)
 
 
-def rows_without_padding(place: str, rollout: Rollout, end: int) -> list[list[list[int]]]:
-    """Each row's prompt, and its completion up to and including the end token."""
-    tokenizer = AutoTokenizer.from_pretrained(place)
-    rows = []
-    for prompt, ids in zip(PROMPTS, rollout.ids.tolist(), strict=True):
-        new = ids[-rollout.mask.shape[1] :]
-        length = new.index(end) + 1 if end in new else len(new)
-        rows.append([tokenizer(prompt).input_ids, new[:length]])
-    return rows
-
-
 def logits_of(model: Any, family: str, prompt: list[int], new: list[int]) -> torch.Tensor:
     """Logits of the completion's tokens, of the model's own forward pass without padding."""
     if family == "llama":
@@ -73,32 +73,31 @@ def logits_of(model: Any, family: str, prompt: list[int], new: list[int]) -> tor
 def test_a_rollout_has_the_prompts_and_the_completions(
     place: str, rollout: Rollout, family: str
 ) -> None:
-    tokenizer, left = AutoTokenizer.from_pretrained(place), family == "llama"
-    rows = rows_without_padding(place, rollout, SPECIAL[family][0])
-    lengths = [len(new) for _, new in rows]
-    assert len({*lengths}) > 2  # some end early
-    assert max(lengths) == 8
-    width = max(len(prompt) for prompt, _ in rows)
-    for i, (prompt, new) in enumerate(rows):
-        padding, rest = [0] * (width - len(prompt)), [0] * (8 - len(new))
-        ones = [1] * len(prompt)
-        read = [*padding, *ones] if left else [*ones, *padding]
-        assert rollout.ids[i, :width][torch.tensor(read).bool()].tolist() == prompt
-        assert rollout.attention[i].tolist() == [*read, *[1] * len(new), *rest]
-        assert rollout.mask[i].tolist() == [1.0] * len(new) + rest
-        assert bool(rollout.ended[i]) == (new[-1] == SPECIAL[family][0])
+    tokenizer, (end, _) = AutoTokenizer.from_pretrained(place), SPECIAL[family]
+    rows = written_by(rollout)
+    assert read_by(rollout) == [tokenizer(prompt).input_ids for prompt in PROMPTS]
+    assert len({len(new) for new in rows}) > 2  # some end early
+    assert max(map(len, rows)) == 8
+    width = max(len(tokenizer(prompt).input_ids) for prompt in PROMPTS)
+    for i, new in enumerate(rows):
+        read = rollout.attention[i, :width].tolist()
+        assert read == sorted(read, reverse=family != "llama")  # padded on one side
+        assert rollout.attention[i, width:].tolist() == rollout.mask[i].tolist()
+        assert rollout.mask[i].tolist() == [1.0] * len(new) + [0.0] * (8 - len(new))
+        assert end not in new[:-1]
+        assert bool(rollout.ended[i]) == (new[-1] == end) or len(new) == 8
         assert rollout.completions[i] == tokenizer.decode(new, skip_special_tokens=True)
 
 
 @families
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_log_probs_and_their_gradient_equal_one_row_at_a_time(
-    policy: Any, place: str, rollout: Rollout, family: str, temperature: float
+    policy: Any, rollout: Rollout, family: str, temperature: float
 ) -> None:
     result = log_probs(policy, rollout, temperature)
     assert result.dtype == torch.float32
     expected = torch.zeros_like(result)
-    for i, (prompt, new) in enumerate(rows_without_padding(place, rollout, SPECIAL[family][0])):
+    for i, (prompt, new) in enumerate(zip(read_by(rollout), written_by(rollout), strict=True)):
         table = (logits_of(policy, family, prompt, new) / temperature).log_softmax(dim=-1)
         expected[i, : len(new)] = table[range(len(new)), new]
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
@@ -114,16 +113,14 @@ def test_samples_from_the_whole_distribution_despite_the_generation_config(
     policy: Any, place: str, family: str, length: int
 ) -> None:
     """The last position, where BART's config forces the end token."""
-    draws = 2000
     torch.manual_seed(0)
     options = Generation(max_completion_length=length)
-    rollout = sample(policy, load_tokenizer(place), ["ab"] * draws, options)
+    rollout = sample(policy, load_tokenizer(place), ["ab"] * 2000, options)
     written = rollout.ids[:, -length:]
     counts = written[:, 0].bincount()
     counts[SPECIAL[family][0]] = 0
     first = int(counts.argmax())  # often, and not the end
-    before = written[:, :-1] == first
-    last = written[before.all(dim=1), -1]
+    last = written[(written[:, :-1] == first).all(dim=1), -1]
     prompt = AutoTokenizer.from_pretrained(place)("ab").input_ids
     with torch.no_grad():
         logits = logits_of(policy, family, prompt, [first] * length)[-1]
@@ -132,6 +129,52 @@ def test_samples_from_the_whole_distribution_despite_the_generation_config(
     frequencies = last.bincount(minlength=len(expected)) / len(last)
     for frequency, p in zip(frequencies.tolist(), expected.tolist(), strict=True):
         assert frequency == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / len(last)) + 1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"top_p": p} for p in (1e-6, 0.5, 0.9)),
+        *({"top_k": k} for k in (1, 3, 60)),
+        *({"min_p": p} for p in (0.0, 0.1, 1.0)),
+        {"top_k": 5, "top_p": 0.8, "min_p": 0.2},
+    ],
+)
+def test_the_tokens_that_transformers_keeps_are_drawn(policy, place, options) -> None:
+    tokenizer, temperature = load_tokenizer(place), 1.3
+    with torch.no_grad():
+        ids = torch.tensor([tokenizer.encode("ab", add_special_tokens=False)])
+        logits = policy(ids).logits[:, -1] / temperature
+    kinds = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+    theirs = LogitsProcessorList([kinds[name](value) for name, value in options.items()])
+    kept = theirs(None, logits)[0].isfinite()
+    torch.manual_seed(0)
+    sampling = Generation(max_completion_length=1, **options)
+    rollout = sample(policy, tokenizer, ["ab"] * 4000, sampling, temperature)
+    tokens = rollout.ids[:, -1]
+    assert tokens.unique().tolist() == kept.nonzero()[:, 0].tolist()
+    # The whole distribution is learned from.
+    found = log_probs(policy, rollout, temperature)[:, 0].detach()
+    torch.testing.assert_close(found, logits[0].log_softmax(dim=-1)[tokens])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_greedy_decoding_is_that_of_transformers(kind: str, folder: str) -> None:
+    """Prompt by prompt without padding. GPT-2 has layers that are no `nn.Linear`."""
+    tokenizer = load_tokenizer(folder)
+    torch.manual_seed(1)
+    model: Any = LlamaForCausalLM.from_pretrained(folder)
+    if kind == "gpt2":
+        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=8, initializer_range=0.5, **sizes))
+    model.eval().generation_config.eos_token_id = 0
+    written = written_by(sample(model, tokenizer, PROMPTS, OPTIONS, 0.0))
+    options = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": tokenizer.pad_token_id}
+    for prompt, new in zip(PROMPTS, written, strict=True):
+        inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+        expected = model.generate(**inputs, **options)[0, inputs.input_ids.shape[1] :]
+        assert new == expected.tolist()
 
 
 @pytest.mark.parametrize("ends", [[2, 5], None])
@@ -143,14 +186,10 @@ def test_a_model_may_have_several_end_tokens_or_none(
     model.save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), LoRA(4), "cpu").eval()
     torch.manual_seed(0)
-    rollout = sample(policy, load_tokenizer(folder), PROMPTS, OPTIONS)
-    new = rollout.ids[:, -rollout.mask.shape[1] :].tolist()
-    lengths = [
-        next((t + 1 for t, token in enumerate(row) if token in (ends or [])), len(row))
-        for row in new
-    ]
-    assert rollout.mask.sum(dim=1).tolist() == lengths
-    assert (min(lengths) < 8) == bool(ends)
+    written = written_by(sample(policy, load_tokenizer(folder), PROMPTS, OPTIONS))
+    assert all(len(row) == 8 or row[-1] in (ends or []) for row in written)
+    assert not any({*row[:-1]} & {*(ends or [])} for row in written)
+    assert (min(map(len, written)) < 8) == bool(ends)
 
 
 # White space at the end of a prompt
@@ -160,10 +199,8 @@ def test_a_space_that_ends_a_prompt_belongs_to_the_completion(tuner, share, tiny
     module = tuner(model=tiny_causal("llama"), eval_temperature=0.0)
     completions = module.complete(["The food", "The food ", "The food  "])
     assert len({*completions}) == 1
-    model, tokenizer = module.policy, module.tokenizer
     prompts = ["The food", "The food ", "The food\n", "The food\n  ", " "]
-    ids, mask = encode_prompts(model, tokenizer, prompts, special_tokens=True)
-    read = [tokenizer.decode(row[kept.bool()]) for row, kept in zip(ids, mask, strict=True)]
+    read = [module.tokenizer.decode(ids) for ids in read_by(module.rollout(prompts))]
     assert read == ["The food", "The food", "The food\n", "The food\n", " "]
     module.training_step(Samples(["The food "]), 0)
     (scored,) = share.scored
@@ -175,3 +212,35 @@ def test_an_encoder_reads_a_prompt_as_it_is(tiny_bart: str) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_bart)
     ids, _ = encode_prompts(model, tokenizer, ["The food "], special_tokens=True)
     assert ids[0].tolist() == tokenizer("The food ").input_ids
+
+
+# Encoder-decoders
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_three_steps_raise_a_planted_reward_of_the_completions_alone(
+    tuner, fit, share, tiny_seq2seq, family: str
+) -> None:
+    module = tuner(model=tiny_seq2seq(family), learning_rate=0.05, num_generations=16, beta=0.0)
+
+    def share_of_a() -> float:
+        torch.manual_seed(2)
+        texts = [text for text in module.complete(["abc"] * 256) if text]
+        return sum(text.count("a") / len(text) for text in texts) / len(texts)
+
+    pl.seed_everything(0, verbose=False)
+    module.configure_model()
+    before = share_of_a()
+    fit(module, 3, batch=Samples([""] * 3, prefixes=[""] * 3, prompts=["abc", "cd", "f"]))
+    assert share_of_a() > before + 0.1
+    texts = {text for samples in share.scored for text in samples.texts}
+    assert all(len(text) <= 6 and set(text) <= set("abcdef?") for text in texts)
+
+
+def test_a_decoder_without_a_start_token_is_an_error(tiny_seq2seq, tmp_path) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_seq2seq("t5"))
+    model.config.decoder_start_token_id = None
+    model.generation_config = GenerationConfig(eos_token_id=1)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="decoder_start_token_id"):
+        load_policy(str(tmp_path), LoRA(4), "cpu")

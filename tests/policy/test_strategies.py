@@ -1,9 +1,10 @@
-"""Strategies that split the model over the ranks are refused by the module."""
+"""Trainers that split the model over the ranks, or convert the adapter, are refused."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lightning_choice import LIGHTNING, MisconfigurationException, pl
@@ -16,13 +17,14 @@ pytestmark = pytest.mark.lightning
 strategies = import_module(f"{LIGHTNING}.strategies")
 
 
-def test_refuses_a_trainer_that_splits_the_model(tuner, tmp_path: Path) -> None:
-    """The only one of these strategies that Lightning starts on the CPU, in a real trainer."""
-    strategy = strategies.ModelParallelStrategy()
-    trainer = pl.Trainer(
-        accelerator="cpu", barebones=True, default_root_dir=tmp_path, devices=1, strategy=strategy
-    )
-    with pytest.raises(MisconfigurationException, match="ModelParallelStrategy"):
+@pytest.mark.parametrize("refused", ["ModelParallelStrategy", "bf16-true", "64-true"])
+def test_a_real_trainer(tuner, tmp_path: Path, refused: str) -> None:
+    """Of these strategies Lightning starts only one on the CPU."""
+    options: dict[str, Any] = {"precision": refused}
+    if refused in SHARDING:
+        options = {"strategy": getattr(strategies, refused)(), "devices": 1}
+    trainer = pl.Trainer(accelerator="cpu", barebones=True, default_root_dir=tmp_path, **options)
+    with pytest.raises(MisconfigurationException, match=refused):
         trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))
 
 
@@ -36,12 +38,3 @@ def test_each_strategy_is_refused(tuner, monkeypatch, name) -> None:
     module.trainer = trainer
     with pytest.raises(MisconfigurationException, match=name):
         module.setup("fit")
-
-
-@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
-def test_refuses_a_trainer_that_converts_the_adapter(tuner, tmp_path: Path, precision) -> None:
-    trainer = pl.Trainer(
-        accelerator="cpu", barebones=True, default_root_dir=tmp_path, precision=precision
-    )
-    with pytest.raises(MisconfigurationException, match="bf16-mixed"):
-        trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))

@@ -10,7 +10,7 @@ from lightning_choice import LoRA, PolicyTuner, pl
 from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
-from tuner_records import BATCH, drift, logged, sampled, trained_weights
+from tuner_records import BATCH, drift, logged, sampled, trained_weights, written_by
 
 from ctrlreward import Reward
 from ctrlreward.functional.advantages import batch_baseline_advantages, leave_one_out_advantages
@@ -104,6 +104,19 @@ def test_a_new_adapter_changes_nothing_and_alone_learns(tuner) -> None:
         assert parameter.dtype == (torch.float32 if "lora_" in name else torch.bfloat16)
 
 
+def test_dropout_of_the_adapter_is_on_in_the_loss_alone(tuner) -> None:
+    module = tuner(lora_dropout=0.5)
+    module.configure_model()
+    modes: list[bool] = []
+    layer = next(m for n, m in module.named_modules() if n.endswith("lora_dropout.default"))
+    layer.register_forward_hook(lambda layer, *_: modes.append(layer.training))
+    step(module)
+    assert module.complete(["ab"] * 3)
+    assert sum(modes) == 1
+    assert not modes[0]
+    assert not modes[-1]
+
+
 def test_a_batch_in_which_all_samples_failed_is_an_error(tuner, share) -> None:
     share.score_samples = lambda samples: {"share": [math.nan] * len(samples)}
     with pytest.raises(RuntimeError, match="all 12 samples"):
@@ -114,16 +127,13 @@ def test_a_stop_token_ends_completions_and_is_removed(tuner) -> None:
     module = tuner(stop="c")
     torch.manual_seed(0)
     rollout = module.rollout(["ab"] * 200)
-    new = rollout.ids[:, -rollout.mask.shape[1] :]
     letter = module.tokenizer.convert_tokens_to_ids("c")
-    stopped = 0
-    for row, mask, text in zip(new, rollout.mask, rollout.completions, strict=True):
-        assert "c" not in text
-        kept = row[mask.bool()].tolist()  # with the stop token, which is learned
-        stopped += kept[-1] == letter
-        assert letter not in kept[:-1]
-        before = [i for i in kept if i != letter]
+    rows = written_by(rollout)
+    for row, text in zip(rows, rollout.completions, strict=True):
+        assert letter not in row[:-1]
+        before = [i for i in row if i != letter]
         assert text == module.tokenizer.decode(before, skip_special_tokens=True)
+    stopped = sum(row[-1] == letter for row in rows)  # which is learned
     assert 20 < stopped < rollout.ended.sum()
     with pytest.raises(ValueError, match="stop"):
         tuner(stop="cd").configure_model()

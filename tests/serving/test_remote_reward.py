@@ -60,11 +60,6 @@ def test_rewards_are_those_of_this_process(served: RemoteReward, group_reward: R
     assert here.failed.tolist() == [False, True, False, False, True]
     assert served(SAMPLES).seconds > 0
     assert served(Samples([], labels=[])).total.shape == (0,)
-
-
-def test_names_directions_and_weights_are_the_servers(
-    served: RemoteReward, group_reward: Reward
-) -> None:
     assert served.weights == group_reward.weights
     assert list(served.components) == list(group_reward.components)
     for name, component in group_reward.components.items():
@@ -74,22 +69,6 @@ def test_names_directions_and_weights_are_the_servers(
         assert served[name].scorer.devices == ()
     with pytest.raises(KeyError, match="tone"):
         served["tone"]
-
-
-def test_a_server_that_never_replied_is_given_up_in_seconds(pauses: list[float]) -> None:
-    with pytest.raises(ServerLost, match=NOBODY):
-        RemoteReward(NOBODY)(["soup"], labels="o")
-    assert 0 < sum(pauses) < 10
-
-
-def test_a_server_that_is_lost_in_the_middle(scripted: Scripted) -> None:
-    remote = RemoteReward(scripted.url, patience=0.5)
-    remote(["soup"], labels="o")
-    scripted.end()
-    remote.release()
-    for ask in (remote, lambda *a, **b: remote.submit(*a, **b).result()):
-        with pytest.raises(ServerLost, match=scripted.url):
-            ask(["soup"], labels="o")
 
 
 def test_errors_of_a_scorer_are_those_of_this_process(
@@ -105,7 +84,7 @@ def test_errors_of_a_scorer_are_those_of_this_process(
         served(["broken"], labels="o")
 
 
-def test_a_copy_in_another_process_shares_the_server(served: RemoteReward) -> None:
+def test_copies_in_other_processes_and_threads_share_the_server(served: RemoteReward) -> None:
     """As DDP ranks do: after a fork, which copies open connections, and by pickling."""
     expected = served(SAMPLES).total
     for method, ranks in (("fork", 2), ("forkserver", 1)):
@@ -114,14 +93,9 @@ def test_a_copy_in_another_process_shares_the_server(served: RemoteReward) -> No
             batches = [pool.submit(served, SAMPLES) for _ in range(4)]
             for batch in batches:
                 np.testing.assert_array_equal(batch.result(timeout=300).total, expected)
-    np.testing.assert_array_equal(served(SAMPLES).total, expected)
-
-
-def test_threads_share_one(served: RemoteReward, group_reward: Reward) -> None:
-    texts = [["soup" * (i + 1)] for i in range(8)]
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda text: served(text, labels="o").total[0], texts))
-    assert found == [group_reward(text, labels="o").total[0] for text in texts]
+        for batch in threads.map(served, [SAMPLES] * 8):
+            np.testing.assert_array_equal(batch.total, expected)
 
 
 def test_adapters_take_one(served: RemoteReward, live_server: Callable[..., Any]) -> None:
@@ -152,10 +126,8 @@ def test_what_is_expected_is_compared(serve_app: Callable[..., Any], tmp_path: P
     for expect in (file, str(file), described["fingerprint_id"], described, weights):
         RemoteReward(url, expect=expect).load()
     for wrong in (other, "f" * 64, {"weights": {"letters": 0.4}}):
-        remote = RemoteReward(url, expect=wrong)
         with pytest.raises(OtherReward, match=f"{url}.*\n.*(weights.letters|fingerprint_id)"):
-            remote(SAMPLES)
-        remote.release()
+            RemoteReward(url, expect=wrong)(SAMPLES)
     with pytest.raises(OSError, match="none"):
         RemoteReward(url, expect=tmp_path / "none.yaml")
 
@@ -169,6 +141,31 @@ def test_a_token(
     assert not RemoteReward(url, token="opensesame")(["soup"], labels="o").failed[0]
     monkeypatch.setenv("CTRLREWARD_TOKEN", "opensesame")
     assert not RemoteReward(url)(["soup"], labels="o").failed[0]
+
+
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_conditions_and_ensembles_are_those_of_the_server(
+    live_server: Callable[..., Any], letters: Letters, ensemble: bool
+) -> None:
+    components = {"letters": letters["letters"], "length": letters["length"]}
+    scales = {"letters": (1.0, 1.0), "length": (5.0, 3.0)}
+    here = (
+        Reward(components, MeanMinusDeviation(scales))
+        if ensemble
+        else Reward(components, given={"length": ("letters", 1.0)})
+    )
+    remote = RemoteReward(live_server(here).url, expect=describe(here))
+    samples = Samples(["soup", "", "tea", "foo"], labels=["o"] * 4)
+    assert_equal(remote(samples), here(samples))
+    assert (remote.derived, remote.given) == (here.derived, here.given)
+    totals = total_of(remote, {name: remote[name](samples) for name in remote.components})
+    assert totals is None or totals.tolist()[2:] == here(samples).total.tolist()[2:]
+    with pytest.raises(OtherReward, match=r"given|aggregate"):
+        RemoteReward(remote.url, expect=describe(Reward(components)))(samples)
+    remote.release()
+
+
+# Faults
 
 
 class Scripted:
@@ -238,54 +235,65 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 FULL: Reply = (503, {"Retry-After": "7"}, {"detail": "full"})
+HALF: Reply = (503, {"Retry-After": "0.5"}, b"<html>")
+PLAIN: Reply = (503, {}, b"")
+# What is sent again: the replies, and the pauses.
+AGAIN = {
+    "full": ([FULL, (503, {"Retry-After": "soon"}, {"detail": "full"}), HALF], [7.0, 0.2, 0.5]),
+    "hangs up": ([None, PLAIN, None, (200, {"Content-Encoding": "gzip"}, b"cut"), PLAIN],
+                 [0.1 * 2**n for n in range(5)]),
+    **{f"proxy {n}": ([(n, {}, b"<html>")] * 2, [0.1, 0.2]) for n in (404, 500, 502)},
+}  # fmt: skip
 
 
-def test_a_full_server_is_asked_again_after_what_it_says(
-    scripted: Scripted, pauses: list[float], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("case", AGAIN)
+def test_a_request_that_was_not_scored_is_sent_again(
+    scripted: Scripted, pauses: list[float], case: str
 ) -> None:
-    scripted.script = [
-        FULL,
-        (503, {"Retry-After": "soon"}, {"detail": "full"}),
-        (503, {"Retry-After": "0.5"}, b"<html>"),
-    ]
-    batch = RemoteReward(scripted.url)(["soup"], labels="o")
-    assert batch.total.tolist() == [1.0]
-    assert batch.seconds == 0.5
-    assert pauses == pytest.approx([7.0, 0.2, 0.5])
-    assert caplog.messages == [f"waiting for {scripted.url}: full"]
-
-
-def test_pauses_grow_and_draw_no_random_number(scripted: Scripted, pauses: list[float]) -> None:
-    damaged: Reply = (200, {"Content-Encoding": "gzip"}, b"cut off")
-    scripted.script = [None, (503, {}, {"detail": "loading"}), None, damaged, (503, {}, b"")]
-    state = random.getstate()
-    assert RemoteReward(scripted.url)(["soup"], labels="o").total.tolist() == [1.0]
-    assert random.getstate() == state
-    assert len(scripted.asked) == 6
-    assert pauses == pytest.approx([0.1 * 2**n for n in range(5)])
-
-
-def test_a_server_that_stays_full_is_lost_when_patience_ends(scripted: Scripted) -> None:
-    scripted.script = [FULL] * 5
-    remote = RemoteReward(scripted.url, patience=3.0)
-    with pytest.raises(ServerLost, match=rf"{scripted.url} was lost: full"):
-        remote(["soup"], labels="o")
-    assert len(scripted.asked) == 1  # seven seconds are more than three
-
-
-@pytest.mark.parametrize(
-    ("status", "body"),
-    [(404, b"<html>"), (500, b"Internal Server Error"), (502, b""), (503, {"error": "gone"})],
-)
-def test_a_request_that_a_proxy_lost_is_sent_again(
-    scripted: Scripted, pauses: list[float], status: int, body: Any
-) -> None:
-    remote = RemoteReward(scripted.url)
+    """After what the server says, or growing pauses; no random number is drawn."""
+    remote, state = RemoteReward(scripted.url), random.getstate()
     remote.load()
-    scripted.script = [(status, {}, body)] * 2
+    replies, expected = AGAIN[case]
+    scripted.script = [*replies]
+    batch = remote(["soup"], labels="o")
+    assert (batch.total.tolist(), batch.seconds) == ([1.0], 0.5)
+    assert pauses == pytest.approx(expected)
+    assert len(scripted.asked) == len(replies) + 1
+    assert random.getstate() == state
+
+
+def test_a_server_that_never_replied_is_given_up_in_seconds(pauses: list[float]) -> None:
+    with pytest.raises(ServerLost, match=NOBODY):
+        RemoteReward(NOBODY)(["soup"], labels="o")
+    assert 0 < sum(pauses) < 10
+
+
+def test_a_server_that_stays_full_or_ends_is_lost_when_patience_ends(scripted: Scripted) -> None:
+    scripted.script = [FULL] * 5
+    with pytest.raises(ServerLost, match=rf"{scripted.url} was lost: full"):
+        RemoteReward(scripted.url, patience=3.0)(["soup"], labels="o")
+    assert len(scripted.asked) == 1  # seven seconds are more than three
+    scripted.script = []
+    remote = RemoteReward(scripted.url, patience=0.5)
+    remote(["soup"], labels="o")
+    scripted.end()
+    remote.release()
+    for ask in (remote, lambda *a, **b: remote.submit(*a, **b).result()):
+        with pytest.raises(ServerLost, match=scripted.url):
+            ask(["soup"], labels="o")
+
+
+def test_a_server_that_comes_back_with_the_same_reward_is_asked_again(scripted: Scripted) -> None:
+    remote = RemoteReward(scripted.url)
     assert remote(["soup"], labels="o").total.tolist() == [1.0]
-    assert len(scripted.asked) == 3
-    assert len(pauses) == 2
+    address = scripted.server.server_address
+    scripted.end()
+    remote.release()  # its handlers would go on
+    waiting = remote.submit(["soup"], labels="o")
+    again = Scripted(Reward({"letters": Letters()["letters"]}), address)
+    assert waiting.result(timeout=100).total.tolist() == [1.0]
+    assert again.asked == ["/score"]
+    again.end()
 
 
 REJECTED = [{"loc": ["body", "samples", 0, "label"], "msg": "labels[0] = 'x'", "type": "v"}]
@@ -299,12 +307,13 @@ REJECTED = [{"loc": ["body", "samples", 0, "label"], "msg": "labels[0] = 'x'", "
         (200, b"<html>", ServerError, "JSON"),
         (200, {"results": []}, ValueError, "0 results"),
         (200, {"results": [{"total": 1.0, "failed": False}]}, ValueError, "components"),
+        (200, {"fingerprint": "other"}, OtherReward, "other"),  # of another replica
     ],
 )
 def test_a_wrong_reply_is_an_error_at_once_and_never_a_score(
     scripted: Scripted, status: int, body: Any, error: type[Exception], named: str
 ) -> None:
-    if isinstance(body, dict) and "results" in body:
+    if status == 200 and isinstance(body, dict):
         body = scripted.reply(**body)
     scripted.script = [(status, {}, body)] * 2
     with pytest.raises(error, match=named):
@@ -325,13 +334,7 @@ def test_no_reply_in_time_is_an_error_and_not_repeated(
         letters.go.set()
 
 
-def test_another_protocol(scripted: Scripted) -> None:
-    scripted.described["protocol"] = 1
-    with pytest.raises(ServerError, match="protocol 1"):
-        RemoteReward(scripted.url).load()
-
-
-def test_another_reward_behind_the_same_url_is_an_error(scripted: Scripted) -> None:
+def test_another_reward_or_protocol_behind_the_same_url_is_an_error(scripted: Scripted) -> None:
     remote = RemoteReward(scripted.url)
     assert remote(["soup"], labels="o").total.tolist() == [1.0]
     scripted.described = describe(Reward({"letters": (Letters()["letters"], 0.5)}))
@@ -341,52 +344,6 @@ def test_another_reward_behind_the_same_url_is_an_error(scripted: Scripted) -> N
     with pytest.raises(OtherReward):
         remote.load()
     assert RemoteReward(scripted.url).weights == {"letters": 0.5}
-
-
-def test_a_reply_of_another_replica_is_an_error(scripted: Scripted) -> None:
-    scripted.script = [(200, {}, scripted.reply(fingerprint="other"))]
-    with pytest.raises(OtherReward, match="other"):
-        RemoteReward(scripted.url)(["soup"], labels="o")
-
-
-def test_a_server_that_comes_back_with_the_same_reward_is_asked_again(scripted: Scripted) -> None:
-    remote = RemoteReward(scripted.url)
-    assert remote(["soup"], labels="o").total.tolist() == [1.0]
-    address = scripted.server.server_address
-    scripted.end()
-    remote.release()  # its handlers would go on
-    waiting = remote.submit(["soup"], labels="o")
-    again = Scripted(Reward({"letters": Letters()["letters"]}), address)
-    assert waiting.result(timeout=100).total.tolist() == [1.0]
-    assert again.asked == ["/score"]
-    again.end()
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda s: Reward(
-            {"letters": s["letters"], "length": s["length"]}, given={"length": ("letters", 1.0)}
-        ),
-        lambda s: Reward(
-            {"letters": s["letters"], "length": s["length"]},
-            MeanMinusDeviation({"letters": (1.0, 1.0), "length": (5.0, 3.0)}),
-        ),
-    ],
-    ids=["condition", "ensemble"],
-)
-def test_conditions_and_ensembles_are_those_of_the_server(
-    live_server: Callable[..., Any], letters: Letters, build: Callable[[Letters], Reward]
-) -> None:
-    here = build(letters)
-    remote = RemoteReward(live_server(here).url, expect=describe(here))
-    samples = Samples(["soup", "", "tea", "foo"], labels=["o"] * 4)
-    assert_equal(remote(samples), here(samples))
-    assert remote.derived == here.derived
-    assert remote.given == here.given
-    totals = total_of(remote, {name: remote[name](samples) for name in remote.components})
-    assert totals is None or totals.tolist()[2:] == here(samples).total.tolist()[2:]
-    plain = Reward({"letters": letters["letters"], "length": letters["length"]})
-    with pytest.raises(OtherReward, match=r"given|aggregate"):
-        RemoteReward(remote.url, expect=describe(plain))(samples)
-    remote.release()
+    scripted.described["protocol"] = 1
+    with pytest.raises(ServerError, match="protocol 1"):
+        RemoteReward(scripted.url).load()

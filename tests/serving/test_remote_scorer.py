@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from counting_module import Counting
-from fakes import Letters
+from fakes import Letters, Rank
 from lightning_choice import (
     Generation,
     GenerationScorer,
-    HistoryLogger,
     LoRA,
     OptimizerConfig,
     PolicyTuner,
@@ -23,37 +22,15 @@ from lightning_choice import (
 )
 from torch.utils.data import DataLoader
 
-from ctrlreward import (
-    Distinct,
-    Perplexity,
-    Reward,
-    Samples,
-    Similarity,
-    TransferQuality,
-    WordVectors,
-)
-from ctrlreward.files import JsonLog
+from ctrlreward import Reward, Samples
 from ctrlreward.jobs.training_job import build
 from ctrlreward.placement import shared_device
-from ctrlreward.scorers import Accuracy, CTRLEval
-from ctrlreward.scorers.base import Scores, score
+from ctrlreward.scorers.base import score
 from ctrlreward.serving.remote_reward import RemoteReward
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PROMPTS = Samples(
-    ["The soup", "The broth", "A cold soup"],
-    labels=["positive", "negative", "positive"],
-    sources=["broth", "soup", "broth soup"],
-)
-
-
-@pytest.fixture
-def quality(tiny_causal: Callable[..., str]) -> TransferQuality:
-    folder = tiny_causal("llama")
-    style = Accuracy(CTRLEval(folder, task="sentiment", aspects="attribute_relevance"))
-    vectors = WordVectors({"soup": [1, 0], "broth": [3, 4], "cold": [0, 1]})
-    return TransferQuality(style, Similarity(vectors), Perplexity(folder))
+PROMPTS = Samples(["The soup", "The broth", "A cold soup"], labels=["o", "b", "c"])
 
 
 class Writer(Counting):
@@ -65,36 +42,31 @@ class Writer(Counting):
         return [f" was soup {'broth ' * round(self.weight.item())}" for _ in prompts]
 
 
-def validated(scores: Any, folder: Path) -> tuple[list[dict[str, float]], dict[str, Scores]]:
-    """Metrics of each validation of a short run, and the last scores by prompt."""
-    scorer = GenerationScorer(scores, PROMPTS)
-    history = HistoryLogger(str(folder))
-    trainer = quiet_trainer(
-        max_epochs=3, callbacks=[scorer], logger=history, num_sanity_val_steps=0
-    )
-    trainer.fit(Writer())
-    log = JsonLog(history.path)
-    rows = [{k: v for k, v in row.items() if k.startswith("score/")} for row in log.read()]
-    return [row for row in rows if row], scorer.evidence
+def test_a_monitored_run_logs_what_it_logs_in_process(live_server: Callable[..., Any]) -> None:
+    def validated(scores: Any) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
+        scorer, rows = GenerationScorer(scores, PROMPTS), []
 
+        class Recorder(pl.Callback):
+            def on_validation_end(self, trainer: Any, module: Any) -> None:
+                rows.append({k: float(v) for k, v in trainer.callback_metrics.items()})
 
-def test_a_monitored_run_logs_what_it_logs_in_process(
-    quality: TransferQuality, live_server: Callable[..., Any], tmp_path: Path
-) -> None:
-    names = ("gm", "perplexity", "accuracy")
-    local = Reward({**{name: quality[name] for name in names}, "variety": Distinct()["distinct_2"]})
-    here, by_prompt = validated(local.components, tmp_path / "here")
-    remote = RemoteReward(live_server(local).url)
-    there, theirs_by_prompt = validated(remote.components, tmp_path / "there")
-    assert len(set(by_prompt["score/variety"])) > 1  # a jackknife value each, not the group's
-    assert theirs_by_prompt.keys() == {key for key in by_prompt if "/corpus/" not in key}
-    for key, values in theirs_by_prompt.items():
-        np.testing.assert_allclose(values, by_prompt[key], rtol=1e-6)
+        trainer = quiet_trainer(
+            max_epochs=3, callbacks=[scorer, Recorder()], num_sanity_val_steps=0
+        )
+        trainer.fit(Writer())
+        return rows, {key: values.tolist() for key, values in scorer.evidence.items()}
+
+    letters = Letters()
+    reward = Reward({"letters": letters["letters"], "rank": Rank()})
+    here, by_prompt = validated(reward.components)
+    there, theirs_by_prompt = validated(RemoteReward(live_server(reward).url).components)
+    assert theirs_by_prompt == {k: v for k, v in by_prompt.items() if "/corpus/" not in k}
+    assert len({*by_prompt["score/rank"]}) > 1
     assert len(there) == len(here) >= 3
-    assert {"score/gm", "score/variety"} <= there[-1].keys()
+    assert {"score/letters", "score/rank"} <= there[-1].keys()
     for ours, theirs in zip(here, there, strict=True):
-        own = {key: value for key, value in ours.items() if "/corpus/" not in key}
-        assert theirs == pytest.approx(own, rel=1e-6, nan_ok=True)
+        own = {k: v for k, v in ours.items() if "/corpus/" not in k and k.startswith("score/")}
+        assert own == {k: v for k, v in theirs.items() if k.startswith("score/")}
 
 
 def test_components_of_one_scorer_are_one_request(live_server: Callable[..., Any]) -> None:
@@ -119,8 +91,7 @@ def test_a_policy_learns_from_it_as_from_the_same_reward_in_process(
 
         class Recorder(pl.Callback):
             def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
-                if module.last_rollout is not None:
-                    totals.append(module.last_rollout[1].total.tolist())
+                totals.append(module.last_rollout[1].total.tolist())
 
         pl.seed_everything(0)
         module = PolicyTuner(
@@ -139,11 +110,22 @@ def test_a_policy_learns_from_it_as_from_the_same_reward_in_process(
     local = Reward({"letters": (letters["letters"], 0.3), "length": (letters["length"], 0.1)})
     here, weights = rewarded(local)
     there, same_weights = rewarded(RemoteReward(live_server(local).url))
-    assert len(here) >= 3
+    assert len(here) == 4
     assert len({str(totals) for totals in here}) > 1
     np.testing.assert_allclose(there, here)
     for one, other in zip(weights, same_weights, strict=True):
         torch.testing.assert_close(other, one)
+
+
+FILE = """
+model:
+  class_path: ctrlreward.policy.PolicyTuner
+  init_args:
+    model: smollm2-135m
+    reward:
+      class_path: ctrlreward.serving.remote_reward.RemoteReward
+      init_args: {url: "http://127.0.0.1:8700", expect: {weights: {relevance: 1.0}}, patience: 3}
+"""
 
 
 def test_a_yaml_names_it_and_no_server_is_needed_to_read_it(
@@ -152,24 +134,9 @@ def test_a_yaml_names_it_and_no_server_is_needed_to_read_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restores it after the command line sets it
     file = tmp_path / "train.yaml"
-    file.write_text(
-        """
-model:
-  class_path: ctrlreward.policy.PolicyTuner
-  init_args:
-    model: smollm2-135m
-    reward:
-      class_path: ctrlreward.serving.remote_reward.RemoteReward
-      init_args:
-        url: http://127.0.0.1:8700
-        expect: {weights: {relevance: 1.0}}
-        patience: 3
-"""
-    )
+    file.write_text(FILE)
     reward = build(["--config", str(file)]).model.reward
     assert isinstance(reward, RemoteReward)
     assert reward.url == "http://127.0.0.1:8700"
-    assert reward._connection.expect == {"weights": {"relevance": 1.0}}
-    assert reward._connection.patience == 3
     other = build(["--config", str(file), "--model.reward.url=http://elsewhere:1"]).model.reward
     assert other.url == "http://elsewhere:1"
