@@ -18,7 +18,7 @@ from lightning_choice import (
     quiet_trainer,
 )
 from torch.utils.data import DataLoader, IterableDataset
-from tuner_records import BATCH, trained_weights
+from tuner_records import BATCH
 
 from ctrlreward import Samples
 from ctrlreward.policy.optimizer import Schedule, adamw
@@ -35,21 +35,16 @@ class Stream(IterableDataset[Samples]):
 def train(tmp_path: Path) -> Callable[..., tuple[list[float], pl.Trainer]]:
     """Return a function that trains on 5 batches per epoch; it returns the rate of each update."""
 
-    def run(
-        module: PolicyTuner, data: Any = None, ckpt_path: Any = None, stop: int = -1, **limits: Any
-    ) -> tuple[list[float], pl.Trainer]:
+    def run(module: PolicyTuner, data: Any = None, **limits: Any) -> tuple[list[float], pl.Trainer]:
         rates: list[float] = []
 
         class Recorder(pl.Callback):
             def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
                 rates.append(optimizer.param_groups[0]["lr"])
 
-            def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-                trainer.should_stop |= trainer.global_step == stop
-
         trainer = quiet_trainer(default_root_dir=tmp_path, callbacks=[Recorder()], **limits)
         loader = DataLoader(data or [BATCH] * 5, batch_size=None)
-        trainer.fit(module, loader, ckpt_path=ckpt_path)
+        trainer.fit(module, loader)
         return rates, trainer
 
     return run
@@ -105,19 +100,3 @@ def test_a_stream_needs_a_number_of_steps(tuner, train) -> None:
     with pytest.raises(MisconfigurationException, match="lr_scheduler_type"):
         train(tuner(lr_scheduler_type="cosine"), Stream(), max_epochs=1)
     train(tuner(), Stream(), max_epochs=1)  # a constant rate needs none
-
-
-def test_resumes_exactly(tuner, train, tmp_path: Path) -> None:
-    def run(**limits: Any) -> Any:
-        torch.manual_seed(0)  # of a new adapter
-        module = tuner(lr_scheduler_type="cosine", learning_rate=0.05, warmup_steps=2)
-        rates, trainer = train(module, [BATCH] * 20, max_steps=8, **limits)
-        return rates, trained_weights(module), trainer
-
-    rates, learned, _ = run()
-    first, _, trainer = run(stop=4)
-    trainer.save_checkpoint(path := tmp_path / "interrupted.ckpt")
-    second, resumed, _ = run(ckpt_path=path)
-    assert len(first) == 4
-    assert first + second == rates
-    torch.testing.assert_close(resumed, learned)

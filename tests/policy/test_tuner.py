@@ -243,7 +243,7 @@ def test_a_resumed_run_repeats_an_uncut_one_without_being_asked_to(tuner, tmp_pa
         )
         trainer = pl.Trainer(accelerator="cpu", max_steps=5, logger=False, callbacks=[saver],
                              enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
-        module = tuner(learning_rate=0.1)
+        module = tuner(learning_rate=0.1, lr_scheduler_type="cosine", warmup_steps=2)
         trainer.fit(module, DataLoader([BATCH] * 9, batch_size=None), **options)
         return trained_weights(module)
 
