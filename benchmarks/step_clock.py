@@ -56,11 +56,11 @@ class TimedTuner(PolicyTuner):
 
     clock: Clock
 
-    def _log_step(self, rollout: Any, rewards: Any, metrics: dict[str, float]) -> None:
-        tokens = float(rollout.mask.sum())
+    def _log_step(self, metrics: dict[str, float], size: int, has_signal: bool) -> None:
+        tokens = metrics["rollout/length"] * size
         sampling = tokens / metrics["rollout/tokens_per_second"]
         step = sampling / metrics["time/rollout_share"]
         self.clock.sampling.append(sampling)
         self.clock.reward.append(metrics["time/reward_share"] * step)
         self.clock.tokens.append(tokens)
-        super()._log_step(rollout, rewards, metrics)
+        super()._log_step(metrics, size, has_signal)

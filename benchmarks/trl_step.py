@@ -68,8 +68,8 @@ def run_tuner(dtype: str, steps: int, folder: str) -> Clock:
         relevance_reward(**MODEL["reward"]["init_args"]),
         scale=MODEL["scale"],
         beta=MODEL["beta"],
-        Generation(**MODEL["generation"]),
-        OptimizerConfig(**MODEL["optimizer"]),
+        generation=Generation(**MODEL["generation"]),
+        optimizer=OptimizerConfig(**MODEL["optimizer"]),
         lora=LoRA(**MODEL["lora"] | {"dtype": dtype}),
     )
     tuner.clock = clock = LightningClock()
