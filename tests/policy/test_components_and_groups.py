@@ -1,14 +1,13 @@
 """Components that are normalised each by itself (GDPO), and groups without signal.
 
-Compared with TRL 1.16, by a step of its trainer on given rewards, and with verl 0.9.1.
+Compared with TRL 1.16, by a step of its trainer on given rewards, and with loops.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 from lightning_choice import MisconfigurationException, RewardShaping, quiet_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
-from trainer_clients import VERL, Importer
 from transformers import AutoTokenizer
 from tuner_records import learned, logged
 
@@ -109,42 +107,6 @@ def test_the_share_without_signal_is_trls(of_trl: Callable[..., dict[str, Any]])
     totals = torch.tensor(TABLE, dtype=torch.float64) @ torch.tensor(WEIGHTS, dtype=torch.float64)
     ours = zero_signal(totals, torch.arange(12) // 4).double().mean().item()
     assert ours == pytest.approx(of_trl(TABLE)["zero"], abs=1e-6) == pytest.approx(1 / 3)
-
-
-# verl
-
-
-@pytest.fixture
-def verl(monkeypatch: pytest.MonkeyPatch) -> Iterator[Importer]:
-    found = Importer(VERL, monkeypatch)
-    found.absent("omegaconf", "tensordict", "transfer_queue", "verl.trainer.config")
-    found.absent("verl.utils.import_utils", "verl.workers.config", "verl.utils.device")
-    found.absent("verl.utils.skip")
-    groupwise = found.module("utils.groupwise")
-    for name in ("as_torch_index", "group_mean_std"):
-        setattr(sys.modules["verl.utils"], name, getattr(groupwise, name))
-    yield found
-    found.forget()
-
-
-def of_verl(verl: Importer, table: list[list[float]]) -> Tensor:
-    """Advantages of completions of one token, since verl weights a completion by its tokens."""
-    scores, n = np.array(table, dtype=np.float32), len(table)
-    found, _ = verl.module("trainer.ppo.core_algos").compute_gdpo_outcome_advantage(
-        torch.zeros(n, 1),
-        torch.ones(n, 1),
-        np.arange(n) // 4,
-        config={"gdpo_reward_keys": ["r", "q"], "gdpo_reward_weights": list(WEIGHTS)},
-        non_tensor_batch={"r": scores[:, 0], "q": scores[:, 1]},
-        batch={"prompts": torch.zeros(n, 1), "attention_mask": torch.ones(n, 2).long()},
-    )
-    return found[:, 0].double()
-
-
-def test_decoupled_advantages_are_verls(verl: Importer) -> None:
-    """Up to the number that is added to a deviation, 1e-6 there."""
-    theirs = of_verl(verl, TABLE)
-    torch.testing.assert_close(advantages(TABLE), theirs, rtol=1e-3, atol=1e-3)
 
 
 # The formula, by loops
