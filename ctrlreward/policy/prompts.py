@@ -77,9 +77,11 @@ def _samples(batch: object, answers: bool) -> Samples:
     role = prompts[0].get("role") if of_messages else None
     if isinstance(role, str) or any(isinstance(each, str | int) for each in columns.values()):
         columns = {name: [item] for name, item in columns.items()}  # a record
-    elif of_messages:  # k messages of n prompts each, as collation makes them
-        keys = range(len(role))
-        columns["prompts"] = [[{k: m[k][i] for k in m} for m in prompts] for i in keys]
+    elif isinstance(role, list | tuple):  # k messages of n prompts each, as collation makes them
+        columns["prompts"] = [
+            [{key: message[key][i] for key in message} for message in prompts]
+            for i in range(len(role))
+        ]
     if "texts" not in columns:
         empty = [""] * len(columns.get("prompts", ()))
         columns["texts"] = columns["prefixes"] = columns.get("prefixes", empty)
