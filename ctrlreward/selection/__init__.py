@@ -17,7 +17,8 @@ All four rules (`StopRule`, `BestRule`, `ParetoRule`, `AlarmRule`) have this sha
 - `rule.update(state, step, metrics, stale=(), evidence=None)` returns `(state, decision)`.
   `metrics` maps logged keys to floats. `stale` lists keys without a new value, on which no decision
   is made. `evidence` maps keys to one value per held-out prompt, by which two validations are
-  compared (docs/stopping_and_selection.md); without it, rules decide on means, as `ParetoRule` always does.
+  compared (docs/stopping_and_selection.md); without it, rules decide on means, as `ParetoRule`
+  always does.
 - `decision.reason` explains the decision in words.
 - `state.to_dict()` returns plain data for a checkpoint or a JSON file. `<State>.from_dict` restores
   it, and the fold continues as if it had not been interrupted.
