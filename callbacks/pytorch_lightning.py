@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pytorch_lightning import Callback
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
+from ctrlreward.callbacks.monitoring import RuleErrorMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
@@ -41,7 +43,7 @@ class RewardCheckpoint(RewardCheckpointMixin, ModelCheckpoint):
     __doc__ = RewardCheckpointMixin.__doc__
 
 
-class RewardEarlyStopping(RewardEarlyStoppingMixin, Callback):
+class RewardEarlyStopping(RewardEarlyStoppingMixin, EarlyStopping):
     __doc__ = RewardEarlyStoppingMixin.__doc__
 
 
@@ -51,3 +53,7 @@ class RewardShaping(RewardShapingMixin, Callback):
 
 class RolloutSamples(RolloutSamplesMixin, Callback):
     __doc__ = RolloutSamplesMixin.__doc__
+
+
+class RuleError(RuleErrorMixin, MisconfigurationException):
+    __doc__ = RuleErrorMixin.__doc__

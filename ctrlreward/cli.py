@@ -25,10 +25,7 @@ COMMANDS = {
     "compare": ("runs.compare", "find out which of two systems is better"),
     "select": ("runs.select", "select the checkpoint of a run, from any trainer's logs"),
     "report": ("runs.report", "write what happened in a run as an HTML page"),
-    "meta-eval": (
-        "recipes.papers.meta_eval.command",
-        "measure how well scores agree with human ratings",
-    ),
+    "meta-eval": ("ratings.command", "measure how well scores agree with human ratings"),
     "doctor": ("command_line.doctor", "print versions, devices and missing extras"),
 }
 

@@ -10,8 +10,9 @@ from ctrlreward.extras import not_installed
 
 try:
     from lightning.pytorch import Callback, LightningModule
-    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
     from lightning.pytorch.loggers import Logger
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 except ModuleNotFoundError as error:
     raise ImportError(not_installed("lightning", "ctrlreward.lightning")) from error
 
@@ -20,6 +21,7 @@ from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.judges import AUC
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
+from ctrlreward.callbacks.monitoring import RuleErrorMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.ranges import UsefulRange
 from ctrlreward.callbacks.report import BeforeAfterMixin
@@ -87,7 +89,7 @@ class RewardCheckpoint(RewardCheckpointMixin, ModelCheckpoint):
     __doc__ = RewardCheckpointMixin.__doc__
 
 
-class RewardEarlyStopping(RewardEarlyStoppingMixin, Callback):
+class RewardEarlyStopping(RewardEarlyStoppingMixin, EarlyStopping):
     __doc__ = RewardEarlyStoppingMixin.__doc__
 
 
@@ -97,3 +99,7 @@ class RewardShaping(RewardShapingMixin, Callback):
 
 class RolloutSamples(RolloutSamplesMixin, Callback):
     __doc__ = RolloutSamplesMixin.__doc__
+
+
+class RuleError(RuleErrorMixin, MisconfigurationException):
+    __doc__ = RuleErrorMixin.__doc__

@@ -66,7 +66,7 @@ def _freeze() -> None:
 # The longest files, which begin; the ones that wait for other processes are apart from each other.
 _FIRST = [
     *("test_other_lightning.py", "test_ray.py", "test_cli.py", "test_smoke.py", "test_package.py"),
-    *("test_style_transfer.py", "test_rated_li2018.py", "test_killed.py", "test_blocks.py"),
+    *("test_style_transfer.py", "test_killed.py", "test_blocks.py"),
     *("test_decisions.py", "test_gpu_kit.py", "test_example_own_module.py", "test_two_ranks.py"),
     *("test_language_model.py", "test_second_device_tuner.py"),
 ]

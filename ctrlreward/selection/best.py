@@ -89,8 +89,7 @@ class BestRule:
 
     Args:
         monitor: Key of the score.
-        mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
-            scorer of the trainer declares for the key, else to "max".
+        mode: "max" if higher is better, "min" if lower is better; None is "max" until `directed`.
         top_k: Number of checkpoints to keep, -1 for all.
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
             NaN and a key without a value violate the constraint. A key that this validation did
@@ -115,7 +114,7 @@ class BestRule:
     """
 
     monitor: str
-    mode: Mode | None = None
+    mode: Mode | None = "max"
     top_k: int = 1
     constraints: Mapping[str, Bounds] = field(default_factory=dict)
     level: float = 0.05

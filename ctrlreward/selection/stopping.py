@@ -42,6 +42,8 @@ class StopState(State):
         leader: Validation of `best` with scores by prompt, or None.
         compared: Number of validations with scores by prompt, without the first; -1 before it.
         failed: Number of NaN in a row at the end.
+        last: The last validation, None before the first.
+        before: The state before it, without an earlier one.
 
     Examples:
         >>> state = StopRule("score/sim").start()
@@ -57,11 +59,8 @@ class StopState(State):
     leader: Validation | None = None
     compared: int = -1
     failed: int = 0
-
-    @property
-    def ended(self) -> bool:
-        """Whether the rule stopped the run."""
-        return self.stopped_by is not None
+    last: Validation | None = None
+    before: StopState | None = None
 
     def stopped(self, step: int, cause: str | None, reason: str) -> StopState:
         """Return the state with a stop."""
@@ -76,7 +75,7 @@ class StopDecision(NamedTuple):
     """Decision whether to stop training, with one of the causes of `StopState.stopped_by`.
 
     Examples:
-        >>> StopDecision(False, None, "improved").stop
+        >>> StopDecision(False, None, "the run had not been stopped").stop
         False
     """
 
@@ -91,8 +90,7 @@ class StopRule:
 
     Args:
         monitor: Key of the score.
-        mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
-            scorer of the trainer declares for the key, else to "max".
+        mode: "max" if higher is better, "min" if lower is better; None is "max" until `directed`.
         patience: Number of scores in a row without improvement that stops training.
         min_delta: An improvement must exceed this, in units of the score. "noise" counts an
             improvement only if the scores of the prompts show it: the interval of the difference to
@@ -120,7 +118,7 @@ class StopRule:
     """
 
     monitor: str
-    mode: Mode | None = None
+    mode: Mode | None = "max"
     patience: int = 3
     min_delta: float | Literal["noise"] = 0.0
     min_steps: int = 0
@@ -178,10 +176,22 @@ class StopRule:
         waiting = no_new_value([self.monitor], stale)
         if waiting:
             return state, StopDecision(False, None, waiting)
-        now = Validation.of(step, metrics, evidence, [self.monitor])
+        return self._judge(state, Validation.of(step, metrics, evidence, [self.monitor]))
+
+    def resume(self, state: StopState) -> tuple[StopState, StopDecision]:
+        """Judge the last validation of a stopped run again, with the settings of this rule.
+
+        If they, such as more patience, would not have stopped it, the stop leaves the state.
+        """
+        if state.stopped_by is None or state.before is None or state.last is None:
+            return state.running(), StopDecision(False, None, "the run had not been stopped")
+        return self._judge(state.before, state.last)
+
+    def _judge(self, state: StopState, now: Validation) -> tuple[StopState, StopDecision]:
         new, cause, reason = self._decide(state, now)
+        new = replace(new, last=now, before=replace(state, before=None))
         if cause is not None:
-            new = new.stopped(step, cause, reason)
+            new = new.stopped(now.step, cause, reason)
         return new, StopDecision(cause is not None, cause, reason)
 
     def _decide(self, state: StopState, now: Validation) -> tuple[StopState, str | None, str]:

@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    PreTrainedModel,
 )
 
 from ctrlreward.files import whole_folder
@@ -71,16 +70,6 @@ def convert(checkpoint: str, encoder: str, folder: str) -> None:
             f"checkpoint = {checkpoint!r} has neither _classifier.weight (D) nor dense.weight (R), "
             f"only {', '.join([*weights][:3])}, …"
         )
-    _fill(model, weights, body, head, checkpoint)
-    with whole_folder(path) as new:
-        model.save_pretrained(new)
-        tokenizer.save_pretrained(new)
-
-
-def _fill(
-    model: PreTrainedModel, weights: Mapping[str, Tensor], body: str, head: str, checkpoint: str
-) -> None:
-    """Load the weights under the names that transformers gives them."""
     prefix = model.base_model_prefix
     renamed = {
         re.sub(head, "classifier.", re.sub(body, f"{prefix}.", name)): weight
@@ -90,11 +79,13 @@ def _fill(
     # A token classifier does not have a pooler, and older versions saved the numbers of positions.
     unknown = [name for name in left if ".pooler." not in name and "position_ids" not in name]
     if missing or unknown:
-        names = ", ".join([*missing, *unknown][:3])
         raise ValueError(
-            f"checkpoint = {checkpoint!r} and a {model.config.model_type} of this configuration "
-            f"differ in {len(missing) + len(unknown)} weights: {names}"
+            f"checkpoint = {checkpoint!r} and this {config.model_type} differ in "
+            f"{len(missing) + len(unknown)} weights: {', '.join([*missing, *unknown][:3])}"
         )
+    with whole_folder(path) as new:
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
 
 
 def main() -> None:

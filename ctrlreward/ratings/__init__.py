@@ -1,0 +1,1 @@
+"""Agreement of scores with people: ratings, raters and preferences (`ctrlreward meta-eval`)."""

@@ -1,0 +1,62 @@
+"""Agreement of raters or runs on labels: Fleiss' κ and Krippendorff's α, type III of QRA++.
+
+Belz (2025), https://arxiv.org/abs/2505.17043; the other types are in `functional.agreement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import nan
+
+import numpy as np
+
+from ctrlreward.extras import import_extra
+
+
+def fleiss_kappa(labels: Sequence[Sequence[str]]) -> float:
+    """Return Fleiss' κ, chance-corrected agreement, of labels of shape (items, raters).
+
+    1 if all raters agree, 0 at chance level, negative below it; NaN if only one label occurs.
+
+    Raises:
+        ValueError: There are no items, or items differ in their number of labels.
+        ImportError: statsmodels is not installed.
+
+    Examples:
+        >>> fleiss_kappa([["good", "good"], ["bad", "bad"]])
+        1.0
+        >>> fleiss_kappa([["good", "bad"], ["bad", "good"]])
+        -1.0
+    """
+    inter_rater = import_extra("statsmodels.stats.inter_rater", "Fleiss' κ")
+    counts, _ = inter_rater.aggregate_raters(np.asarray(labels, dtype=str))
+    return float(inter_rater.fleiss_kappa(counts)) if counts.shape[1] > 1 else nan
+
+
+def krippendorff_alpha(
+    ratings: Sequence[Sequence[str | float | None]], level: str = "nominal"
+) -> float:
+    """Return Krippendorff's α, chance-corrected agreement, of ratings of shape (items, raters).
+
+    They are labels for the nominal level, otherwise numbers; None is a missing rating, and items
+    with two or more count. 1 if all raters agree, 0 at chance level, negative below it; NaN if
+    fewer than two different ratings remain.
+
+    Raises:
+        ValueError: A rating is not a number, and `level` is not `"nominal"`.
+        ImportError: krippendorff is not installed.
+
+    Examples:
+        >>> krippendorff_alpha([["good", "good"], ["bad", "bad"], ["good", None]])
+        1.0
+        >>> krippendorff_alpha([[1, 2], [2, 1]], level="interval")
+        -0.5
+    """
+    krippendorff = import_extra("krippendorff", "Krippendorff's α")
+    rows = [row for row in ratings if sum(rating is not None for rating in row) > 1]
+    distinct = dict.fromkeys(rating for row in rows for rating in row if rating is not None)
+    if len(distinct) < 2:
+        return nan
+    codes = {r: i if level == "nominal" else float(r) for i, r in enumerate(distinct)}
+    data = np.array([[nan if rating is None else codes[rating] for rating in row] for row in rows])
+    return float(krippendorff.alpha(reliability_data=data.T, level_of_measurement=level))

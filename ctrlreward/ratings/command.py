@@ -1,0 +1,211 @@
+"""Command `ctrlreward meta-eval`: agreement of scores with human ratings and preferences."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from math import isnan, nan
+from pathlib import Path
+from typing import Any, Literal
+
+from ctrlreward.arguments import check_ending, not_negative, one_of, positive
+from ctrlreward.command_line.parser import command_parser, gather_words, import_scorers
+from ctrlreward.command_line.terminal import user_errors
+from ctrlreward.failures import rows_named
+from ctrlreward.files import check_writable, json_text, write_whole
+from ctrlreward.preferences.accuracy import preferences
+from ctrlreward.ratings.agreement import fleiss_kappa, krippendorff_alpha
+from ctrlreward.ratings.rated_files import CTC_ASPECTS, Rated, read_rated, text_column
+from ctrlreward.ratings.report import report_correlations
+from ctrlreward.samples import JSON_KEYS
+from ctrlreward.scorers import Scorer
+from ctrlreward.scorers.components import name_components
+from ctrlreward.scorers.parts import samples_log, score_parts
+from ctrlreward.tables.columns import explained_columns, number_column
+from ctrlreward.tables.rows import Row, check_suffix, encode_rows, read_placed
+
+_COMMAND = "ctrlreward meta-eval"
+_DESCRIPTION = """Score a file with human ratings, and print how well the scores agree with the
+ratings: Pearson's r, Spearman's rho and Kendall's tau-b, with 95 % intervals; or a file of
+preferences, and print how often the chosen text scores higher; or the agreement of raters."""
+
+# Kind of file → what is measured, and an example.
+_KINDS = {
+    "ctrleval": ("CTRLEval on its rated files", "ctrleval/data_senti.txt --task sentiment"),
+    "ctc": ("alignment on CTC's rated files", "ctc/persona_chat.json --output correlations.json"),
+    "li2018": ("preservation on the transfers of Li et al.", "li2018/human_ratings_yelp.csv"),
+    "rated": ("any scores on your file", "rated.jsonl --ratings fluency --scorers Perplexity"),
+    "preferences": ("accuracy on pairs", "chosen.jsonl --reward reward.yaml"),
+    "raters": ("Fleiss' κ and Krippendorff's α", "rated.csv --ratings anna ben carla"),
+}
+# Kind of a published file → its scorer, whose options need no `--scorers.` before them.
+_SCORERS = {"ctrleval": "CTRLEval", "ctc": "Alignment", "li2018": "Alignment"}
+
+# Options that take lists of words, and the others that are not a scorer's.
+_LISTS = ("--ratings", "--scorers", "--names", "--metrics")
+_OTHERS = "--help --columns --cluster --system --output --scores --resamples --seed"
+_SKIPPED: set[str | int] = {"file", "log", "texts"}  # arguments that are no options
+
+
+def run(arguments: list[str]) -> None:
+    """Evaluate a file of ratings or preferences."""
+    purposes = "\n".join(f"  {kind:<12}{purpose}" for kind, (purpose, _) in _KINDS.items())
+    examples = {kind: f"{_COMMAND} {kind} {example}" for kind, (_, example) in _KINDS.items()}
+    usage = f"{{{','.join(_KINDS)}}} FILE [options]"
+    description = f"{_DESCRIPTION}\n\n{purposes}"
+    overview = command_parser(_COMMAND, usage, description, [*examples.values()])
+    overview.add_argument("kind", type=str, help="kind of file")
+    with user_errors():
+        kind = one_of("kind of file", overview.parse_args(arguments[:1]).kind, _KINDS)
+    purpose, _ = _KINDS[kind]
+    if kind in _SCORERS:
+        purpose += f". Other options are those of {_SCORERS[kind]}"
+    parser = command_parser(f"{_COMMAND} {kind}", "FILE [options]", purpose, [examples[kind]])
+    own: dict[str, list[Callable[..., Any]]] = {"preferences": [preferences], "raters": [raters]}
+    for function in own.get(kind, [read_rated, rated]):
+        parser.add_function_arguments(function, as_group=False, as_positional=True, skip=_SKIPPED)
+    words = _words(kind, arguments[1:])
+    scored = any(word.startswith("--scorers") for word in words)
+    if any(word.startswith("--scorers.help") for word in words):
+        import_scorers(words)
+        parser.parse_args(words)
+    # Files and other options are checked before torch is imported, which takes seconds.
+    others = [word for word in words if not word.startswith("--scorers")]
+    options = parser.instantiate(parser.parse_args(others)).as_dict()
+    with user_errors():
+        if kind == "raters":
+            return raters(**options)
+        if kind == "preferences":
+            read_placed(options["data"])
+        else:
+            read = {n: options[n] for n in signature(read_rated).parameters if n in options}
+            file = read_rated(**read, texts=scored)
+            _check_outputs(options)
+    if kind == "ctc" and not any(word.startswith("--scorers.aspects") for word in words):
+        aspects = [CTC_ASPECTS[rating] for rating in file.ratings if rating in CTC_ASPECTS]
+        words.append(f"--scorers.aspects={json.dumps(aspects)}")
+    with user_errors():
+        import_scorers(words)
+    config = parser.parse_args(words)
+    log = _log_path(config, parser.dump(config, format="json"))
+    with user_errors(lambda: log is not None and log.exists()):
+        options = parser.instantiate(config).as_dict()
+        if kind == "preferences":
+            preferences(**options, log=log)
+        else:
+            rated(file, log=log, **{n: value for n, value in options.items() if n not in read})
+        if log:
+            log.unlink(missing_ok=True)
+
+
+def _words(kind: str, arguments: Sequence[str]) -> list[str]:
+    """Write lists in full; for a published file, add the scorer and the prefix of its options."""
+    if kind not in _SCORERS:
+        return gather_words(arguments, _LISTS)
+    words = [f"--scorers={_SCORERS[kind]}"]
+    for word in arguments:
+        option = word.partition("=")[0].partition(".")[0].removesuffix("+")
+        own = option in (*_LISTS, *_OTHERS.split()) or not word.startswith("--")
+        words.append(word if own else f"--scorers.{word[2:]}")
+    return gather_words(words, _LISTS)
+
+
+def _check_outputs(options: Mapping[str, Any]) -> None:
+    """Raise for files that can't be written, and numbers out of range."""
+    positive("resamples", options["resamples"])
+    not_negative("seed", options["seed"])
+    check_ending("output", options["output"], ".json")
+    if options["scores"] is not None:
+        check_suffix(options["scores"])
+    for path in (options["output"], options["scores"]):
+        if path is not None:
+            check_writable(path)
+
+
+def _log_path(config: Any, options: str) -> Path | None:
+    """Return the file of the scores of these options, None where it can't be written."""
+    data, output = Path(config.data), config.get("scores") or config.get("output")
+    digest = hashlib.sha256(options.encode()).hexdigest()[:8]
+    folder = Path(output).parent if output else Path()
+    return folder / f"{data.name}.{digest}.partial.jsonl" if os.access(folder, os.W_OK) else None
+
+
+def rated(
+    file: Rated,
+    scorers: Sequence[Scorer] = (),
+    names: list[str] | None = None,
+    metrics: Sequence[str] = (),
+    output: Path | None = None,
+    scores: Path | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+    log: Path | None = None,
+) -> None:
+    """Score a rated file, print the correlations, and write the requested files.
+
+    Args:
+        file: The rated file.
+        scorers: The scorers and their options, as in `ctrlreward score`.
+        names: One name per scorer, which prefixes the names of its scores (`small.coherence`).
+        metrics: Columns of scores that the file already has, for example from `ctrlreward score`.
+        output: JSON file for the correlations.
+        scores: File for the texts, ratings and scores of each row: .jsonl, .csv or .parquet.
+        resamples: Bootstrap resamples for the 95 % intervals.
+        seed: Seed of the bootstrap.
+        log: File of the scores so far, from which a repeated call continues.
+    """
+    if not (scorers or metrics):
+        raise ValueError("--scorers, --metrics (columns of the file) or both are needed")
+    if scores and not scorers:
+        raise ValueError("--scores needs --scorers: the file already has its --metrics")
+    values = {name: number_column(file.rows, name, file.places) for name in metrics}
+    components = {}
+    with explained_columns(list(file.rows[0])), rows_named(file.places):
+        if scorers:
+            components = name_components(scorers, names, file.samples)
+            kept = samples_log(log, components, file.samples)
+            if both := sorted(values.keys() & components.keys()):
+                raise ValueError(f"{', '.join(both)} is both a column and a score. Pass --names.")
+            values |= score_parts(components, file.samples, kept, file.places)
+    if scores is not None:
+        rows: list[Row] = [{} for _ in file.places]
+        for name, column in file.samples.columns().items():
+            for row, cell in zip(rows, column, strict=True):
+                row[JSON_KEYS[name]] = cell
+        numbers = {f"rating/{name}": ratings for name, ratings in file.ratings.items()}
+        numbers |= {f"score/{name}": values[name] for name in components}
+        write_whole(scores, encode_rows(scores.suffix, rows, numbers))
+    specs = {name: component.spec for name, component in components.items()}
+    record = report_correlations(file, values, specs, resamples, seed)
+    if output is not None:
+        write_whole(output, json_text(record))
+
+
+def raters(
+    data: Path,
+    ratings: Sequence[str] = (),
+    level: Literal["nominal", "ordinal", "interval", "ratio"] = "nominal",
+) -> None:
+    """Print how well raters or runs agree on labels.
+
+    Args:
+        data: A row per item: a .jsonl, .csv or .parquet file. An empty cell is a missing rating.
+        ratings: Column of each rater or run: `--ratings anna ben`.
+        level: Level of measurement of α: nominal for labels, otherwise numbers. κ is of labels.
+    """
+    if len(ratings) < 2:
+        raise ValueError(f"--ratings must be the columns of 2 raters or more, got {[*ratings]}")
+    rows, places = read_placed(data)
+    labels = list(zip(*(text_column(rows, name) for name in ratings), strict=True))
+    complete = [[str(label) for label in row] for row in labels if None not in row]
+    items: list[list[str | float | None]] = [list(row) for row in labels]
+    if level != "nominal":
+        columns = zip(*(number_column(rows, name, places) for name in ratings), strict=True)
+        items = [[None if isnan(x) else float(x) for x in row] for row in columns]
+    kappa = fleiss_kappa(complete) if complete else nan
+    print(f"Fleiss' κ: {kappa:.3f}, of {len(complete)} items with {len(ratings)} ratings")
+    alpha = krippendorff_alpha(items, level)
+    print(f"Krippendorff's α: {alpha:.3f}, {level}, of {len(rows)} items")

@@ -1,0 +1,350 @@
+"""LightningModules that train the aligners D and R of CTC, and the callback of its Figure 7.
+
+Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5 and appendix A. The trained folder
+is a plain transformers model, which `Alignment` loads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain, compress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor
+from torch.nn import ModuleList
+from torch.nn.functional import cross_entropy, mse_loss
+from torchmetrics import MeanSquaredError, MetricCollection, PearsonCorrCoef
+from torchmetrics.classification import BinaryAUROC, BinaryF1Score
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+
+from ctrlreward.arguments import one_of
+from ctrlreward.files import whole_folder
+from ctrlreward.functional.alignment import content_tokens
+from ctrlreward.models.aligner import ALIGNED, unit_logits
+from ctrlreward.models.encoder import drop_layers
+from ctrlreward.models.loading import load_tokenizer
+from ctrlreward.models.pairs import EncodedPair, Span, encode_pairs, pad_pairs
+from ctrlreward.models.sources import TRAINED_NAMES, resolve, trained_folder
+from ctrlreward.models.stop_words import read_stop_words
+from ctrlreward.models.tokenization import max_tokens
+from ctrlreward.ranks import on_rank_zero
+from ctrlreward.ratings.correlations import STATISTICS, correlate
+from ctrlreward.ratings.rated_files import CTC_ASPECTS, read_rated
+from ctrlreward.recipes.papers.ctc.pairs import AlignmentPair
+from ctrlreward.scorers.alignment import Alignment
+
+NO_LABEL = -1  # of a word that the loss and the metrics leave out
+
+
+class AlignerTrainer(pl.LightningModule):
+    """Base of both trainers: AdamW on batches of pairs, the best model kept in a folder.
+
+    In a pair that is longer than the encoder reads, the end of b is cut off.
+
+    Args:
+        encoder: Pretrained encoder to fine-tune: local folder, hub id or short name.
+        folder: Folder of the trained model, or a name in `models.sources.TRAINED_NAMES`, whose
+            folder is in the cache. It is written after each validation of a fit that is the best so
+            far, or at the end of a fit without validations. A folder with a model is replaced; a
+            folder with other files is an error.
+        learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
+            the steps and before linear decay to 0.
+        layers: Number of the encoder's layers to keep, from the first; None keeps all.
+        frozen_layers: Number of its first layers, embeddings included, that are not trained.
+        target: What R predicts: the share of a's aligned words (`"mean"`), or their number without
+            stop words (`"sum"`), for dialog.
+        stop_words: Words that the sum leaves out: a file with one word per line, or a list; None
+            uses `ENGLISH_STOP_WORDS`.
+    """
+
+    # Of a subclass: the metric that selects the model, with 1 if higher is better; its functions of
+    # a folder, to the encoder with a new head; of nothing, to the metrics of a validation; and of
+    # encoded pairs, pairs and padded inputs, to the mean loss of a batch.
+    selected_by: ClassVar[tuple[str, int]]
+    with_head: Callable[[str], PreTrainedModel]
+    new_metrics: Callable[[], MetricCollection]
+    loss: Callable[[list[EncodedPair], list[AlignmentPair], dict[str, Tensor]], Tensor]
+
+    # Set by configure_model.
+    model: PreTrainedModel
+    metrics: MetricCollection
+
+    def __init__(
+        self,
+        encoder: str = "minilm-l6",
+        folder: str = "runs/aligner",
+        learning_rate: float = 1e-4,
+        layers: int | None = None,
+        frozen_layers: int = 0,
+        target: Literal["mean", "sum"] = "mean",
+        stop_words: str | list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.folder = encoder, folder
+        self.learning_rate, self.layers, self.frozen_layers = learning_rate, layers, frozen_layers
+        self.target, self.stop_words = target, read_stop_words(stop_words)
+        self.best: float | None = None  # None before the first validation
+
+    def configure_model(self) -> None:
+        """Load the encoder once; Lightning calls this before each fit and each validation."""
+        if "model" in dict(self.named_children()):
+            return
+        self.tokenizer = load_tokenizer(self.encoder)
+        self.model = self.with_head(resolve(self.encoder)).train()  # loaded in eval mode
+        config = self.model.config
+        config.pad_token_id = self.tokenizer.pad_token_id  # which a decoder's head skips
+        # A model that reads from left to right reads b first: a word sees nothing after it.
+        masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
+        decodes = not masked or getattr(config, "is_decoder", False)
+        self.b_first = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and decodes
+        config.update({"aligner_unit": "word", "aligner_b_first": self.b_first})
+        if self.layers is not None:
+            drop_layers(self.model, self.layers, self.encoder)
+        if self.frozen_layers:
+            freeze_layers(self.model, self.frozen_layers)
+        self.metrics = self.new_metrics()
+        self.limit = max_tokens(self.tokenizer, config)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """Return AdamW with linear warm-up and decay."""
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(trained, self.learning_rate, weight_decay=0.01)
+        steps = int(self.trainer.estimated_stepping_batches)
+        warmup = max(1, steps // 10)
+
+        def rate(step: int) -> float:
+            return min((step + 1) / warmup, max(0.0, (steps - step) / max(1, steps - warmup)))
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_fit_start(self) -> None:
+        """Raise before any training if the folder must not be replaced."""
+        self._checked_folder()
+
+    def training_step(self, batch: list[AlignmentPair], batch_idx: int) -> Tensor:
+        """Return the loss and log it as `train_loss`."""
+        loss = self._batch_loss(batch)
+        self.log("train_loss", loss, batch_size=len(batch))
+        return loss
+
+    def validation_step(self, batch: list[AlignmentPair], batch_idx: int) -> None:
+        """Log `val_loss` and the metrics."""
+        loss = self._batch_loss(batch)
+        self.log_dict(self.metrics, batch_size=len(batch))
+        self.log("val_loss", loss, prog_bar=True, batch_size=len(batch), sync_dist=True)
+
+    def on_validation_end(self) -> None:
+        """Write the folder if this is the best validation of the fit so far."""
+        if self.trainer.sanity_checking or self.trainer.state.fn != "fit":
+            return
+        if self.best is None:
+            self.best = -math.inf
+        name, sign = self.selected_by
+        metrics = self.trainer.callback_metrics
+        value = sign * metrics[name].item()
+        # F1 is a number where the loss is not.
+        if math.isfinite(metrics["val_loss"].item()) and value > self.best:
+            self.best = value
+            self._save()
+
+    def on_fit_end(self) -> None:
+        """Write the folder if there was no validation; warn if none had a finite loss."""
+        if self.best is None:
+            self._save()
+        elif math.isinf(self.best):
+            rank_zero_warn(f"no validation had a finite loss: {self.folder} was not written")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save the best value, so that a resumed run replaces the folder only by a better model."""
+        checkpoint["best_validation"] = self.best
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the best value."""
+        self.best = checkpoint["best_validation"]
+
+    def _batch_loss(self, batch: list[AlignmentPair]) -> Tensor:
+        pairs = [(pair.a, pair.b) for pair in batch]
+        encoded = encode_pairs(self.tokenizer, pairs, self.limit, "word", b_first=self.b_first)
+        inputs = pad_pairs(encoded, self.tokenizer.pad_token_id or 0, self.device)
+        return self.loss(encoded, batch, inputs)
+
+    def _save(self) -> None:
+        trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]  # set by name
+        if trial or not self.trainer.is_global_zero:
+            return
+        with whole_folder(self._checked_folder()) as folder:
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+    def _checked_folder(self) -> Path:
+        trained = self.folder in TRAINED_NAMES
+        folder = trained_folder(self.folder) if trained else Path(self.folder).expanduser()
+        occupied = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        if occupied and not (folder / "config.json").is_file():
+            raise ValueError(f"folder = {self.folder!r} has other files than a model's")
+        return folder
+
+
+class TokenAlignerTrainer(AlignerTrainer):
+    """Trainer of D: whether b supports each word of a, by cross-entropy; see `AlignerTrainer`.
+
+    Validation also logs `val_f1_hallucinated` (F1 of the hallucinated words at probability 0.5),
+    which selects the model, and `val_auc` (AUROC), both 0 to 1, higher is better.
+    """
+
+    selected_by = ("val_f1_hallucinated", 1)
+
+    def new_metrics(self) -> MetricCollection:
+        """Return F1 and AUROC of the probability that a word is hallucinated."""
+        return MetricCollection({"val_f1_hallucinated": BinaryF1Score(), "val_auc": BinaryAUROC()})
+
+    def with_head(self, location: str) -> PreTrainedModel:
+        """Load the encoder with a new head of two labels."""
+        labels = {0: "hallucinated", 1: ALIGNED}
+        head = {"id2label": labels, "label2id": {label: i for i, label in labels.items()}}
+        return _load(AutoModelForTokenClassification, location, **head)
+
+    def loss(
+        self, encoded: list[EncodedPair], batch: list[AlignmentPair], inputs: dict[str, Tensor]
+    ) -> Tensor:
+        """Return the cross-entropy over the units of a."""
+        logits = unit_logits(self.model, inputs, encoded)
+        rows = map(alignment_labels, encoded, batch)
+        labels = torch.tensor(list(chain(*rows)), dtype=torch.long, device=logits.device)
+        logits, labels = logits[labels != NO_LABEL], labels[labels != NO_LABEL]
+        if not self.training:
+            self.metrics.update(logits.softmax(dim=-1)[:, 0], 1 - labels)
+        return cross_entropy(logits.float(), labels) if len(labels) else logits.sum()
+
+
+class RegressionAlignerTrainer(AlignerTrainer):
+    """Trainer of R: how much of a b supports, by the squared error; see `AlignerTrainer`.
+
+    Validation also logs `val_mse` (lower is better) and `val_pearson` (-1 to 1, higher is better).
+    """
+
+    selected_by = ("val_loss", -1)
+
+    def new_metrics(self) -> MetricCollection:
+        """Return the squared error and Pearson correlation of the predictions."""
+        return MetricCollection({"val_mse": MeanSquaredError(), "val_pearson": PearsonCorrCoef()})
+
+    def with_head(self, location: str) -> PreTrainedModel:
+        """Load the encoder with a new head of one output."""
+        head = {"num_labels": 1, "problem_type": "regression"}
+        return _load(AutoModelForSequenceClassification, location, **head)
+
+    def loss(
+        self, encoded: list[EncodedPair], batch: list[AlignmentPair], inputs: dict[str, Tensor]
+    ) -> Tensor:
+        """Return the squared error of the mean or sum of a's labels."""
+        predictions = self.model(**inputs).logits.squeeze(-1)
+        targets = torch.tensor(list(map(self._target, encoded, batch)), device=predictions.device)
+        if not self.training:
+            self.metrics.update(predictions, targets)
+        return mse_loss(predictions, targets)
+
+    def _target(self, encoded: EncodedPair, pair: AlignmentPair) -> float:
+        labels = alignment_labels(encoded, pair)
+        counted = [label != NO_LABEL for label in labels]
+        if self.target == "mean":
+            return sum(compress(labels, counted)) / max(1, sum(counted))
+        content = content_tokens(pair.a, encoded.spans, self.stop_words)
+        return float(sum(compress(labels, counted & content)))
+
+
+class RatedAgreement(pl.Callback):
+    """Correlation of an aligner's scores with human ratings at each validation (Figure 7).
+
+    Logs `agreement/<file>_<aspect>` for each aspect that a file rates, -1 to 1, higher is better;
+    NaN if a side is constant. The training reads nothing of it.
+
+    Args:
+        files: Rated files, as `ctrlreward meta-eval ctc` reads them; relevance is left out.
+        statistic: `"pearson"`, as in the paper, `"spearman"` or `"kendall"`.
+        stop_words: File of words that engagingness and groundedness ignore, one per line.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        statistic: Literal["pearson", "spearman", "kendall"] = "pearson",
+        stop_words: str | None = None,
+    ) -> None:
+        self.rated = {Path(file).stem: read_rated(Path(file)) for file in files}
+        self.statistic = one_of("statistic", statistic, STATISTICS)
+        self.stop_words = stop_words
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Score the files with the current model, on rank 0, and log the correlations."""
+        if trainer.sanity_checking:
+            return
+        assert isinstance(pl_module, AlignerTrainer), type(pl_module)
+        rows = 2 if trainer.fast_dev_run else None  # type: ignore[attr-defined]
+        values = on_rank_zero(lambda: self._correlate(pl_module, rows))
+        pl_module.log_dict(values, batch_size=1, sync_dist=True)
+
+    def _correlate(self, trained: AlignerTrainer, rows: int | None) -> dict[str, float]:
+        regression = isinstance(trained, RegressionAlignerTrainer)
+        found = {}
+        with TemporaryDirectory() as folder:
+            trained.model.save_pretrained(folder)
+            trained.tokenizer.save_pretrained(folder)
+            for name, file in self.rated.items():
+                judged = {CTC_ASPECTS[r]: r for r in file.ratings if r in CTC_ASPECTS}
+                judged.pop("relevance", None)  # of references, by a separate aligner
+                aspects: Any = [*judged]
+                method: Any = "regression" if regression else "discriminative"
+                scorer = Alignment(folder, aspects, method, self.stop_words)
+                scores = scorer.score(file.samples[:rows])
+                for aspect, rating in judged.items():
+                    values = correlate(scores[aspect], file.ratings[rating][:rows])
+                    found[f"agreement/{name}_{aspect}"] = values[self.statistic]
+                scorer.release()
+        return found
+
+
+def alignment_labels(encoded: EncodedPair, pair: AlignmentPair) -> list[int]:
+    """Return one label per unit of a: 1 if b supports it, 0 if it overlaps a hallucinated span.
+
+    `NO_LABEL` if it does not overlap a hallucinated span, but a span without a label.
+    """
+
+    def overlaps(unit: Span, spans: Sequence[Span]) -> bool:
+        return any(unit[0] < last and first < unit[1] for first, last in spans)
+
+    return [
+        0 if overlaps(unit, pair.hallucinated) else NO_LABEL if overlaps(unit, pair.unknown) else 1
+        for unit in encoded.spans
+    ]
+
+
+def freeze_layers(model: PreTrainedModel, count: int) -> None:
+    """Exclude the embeddings and the first `count` layers from training."""
+    total = model.config.num_hidden_layers
+    if count > total:
+        raise ValueError(f"frozen_layers must be 0 to {total}, the encoder's layers, got {count}")
+    stack = next(m for m in model.modules() if isinstance(m, ModuleList) and len(m) == total)
+    # Of an encoder with the normalisation after them.
+    embeddings = getattr(model.base_model, "embeddings", model.get_input_embeddings())
+    for module in [embeddings, *stack[:count]]:
+        module.requires_grad_(False)
+
+
+def _load(auto_class: Any, location: str, **head: Any) -> PreTrainedModel:
+    safe = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
+    return auto_class.from_pretrained(location, **head, **safe)

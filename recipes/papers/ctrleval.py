@@ -1,0 +1,326 @@
+"""CTRLEval (Ke et al., ACL 2022): Tables 3 to 5 and Figures 2 to 5 on a rated file.
+
+    python -m ctrlreward.recipes.papers.ctrleval ctrleval/data_senti.txt \
+        --systems ctrl pplm gedi cocon --baselines Perplexity --figure studies.png
+
+A model explains the scores of all texts once; tables and figures are functions of the pattern
+evaluators that it finds. https://aclanthology.org/2022.acl-long.164
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+import ctrlreward
+from ctrlreward.files import finite_or_none, json_text, write_whole
+from ctrlreward.functional.ctrleval import weighted_mean
+from ctrlreward.models.causal import CausalLM
+from ctrlreward.plots import finish_panel, new_figure, save_figure
+from ctrlreward.progress import track
+from ctrlreward.ratings.correlations import STATISTICS, correlate
+from ctrlreward.ratings.rated_files import Rated, read_rated
+from ctrlreward.ratings.report import print_table, report_correlations
+from ctrlreward.recipes.data_sets import local_file
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.scorers.components import name_components
+from ctrlreward.scorers.ctrleval import SPECS, CTRLEval, Explanation
+from ctrlreward.scorers.parts import score_parts
+from ctrlreward.scorers.task import Task
+
+ASPECTS = ("coherence", "consistency", "attribute_relevance")
+RELEVANCE = ASPECTS[2]
+LEVELS = 4  # of quality, in Figure 3
+
+# Scores and weights of a text's evaluators; both are empty if it failed.
+Evaluators: TypeAlias = tuple[Scores, Scores]
+Fold: TypeAlias = Callable[[Scores, Scores], float]
+Row: TypeAlias = dict[str, Any]
+
+# Table 5: scores of a text's evaluators, and their weights β → its score.
+FOLDS: Mapping[str, Fold] = {
+    "beta": weighted_mean,
+    "mean": lambda scores, _: float(scores.mean()),
+    "max": lambda scores, _: float(scores.max()),
+    "min": lambda scores, _: float(scores.min()),
+}
+
+
+def published(file: str) -> Iterator[tuple[str, str, dict[tuple[str, str], float]]]:
+    """Yield model, table, and correlation by aspect and statistic, of the paper's on a file."""
+    head = [""]
+    for line in Path(__file__).with_name("ctrleval_tables.txt").read_text("utf-8").splitlines():
+        if line.startswith("# "):
+            head = line.removeprefix("# ").split(" | ")
+        elif line[0] not in "%!" and head[0] == file:
+            model, cells = line.split(": ")
+            columns = zip(product(head[1].split(", "), STATISTICS), cells.split(), strict=True)
+            yield model, head[3], {key: float(cell) for key, cell in columns if cell != "-"}
+
+
+def explain(scorer: CTRLEval, samples: Samples, rows: int = 32) -> list[dict[str, Explanation]]:
+    """Return the explanation of each text by aspect, a few rows at a time."""
+    explained: list[dict[str, Explanation]] = []
+    with track("scoring", len(samples)) as progress:
+        for start in range(0, len(samples), rows):
+            part = samples[range(start, min(start + rows, len(samples)))]
+            with progress.part(len(part)):
+                explained += scorer.explain(part)
+    return explained
+
+
+def evaluators_of(explained: Sequence[Mapping[str, Explanation]], aspect: str) -> list[Evaluators]:
+    """Return scores and weights of each text's evaluators of an aspect."""
+    rows = ([(e.score, e.weight) for e in each[aspect].evaluators] for each in explained)
+    tables = (np.array(row).reshape(-1, 2) for row in rows)
+    return [(table[:, 0], table[:, 1]) for table in tables]
+
+
+def folded(texts: Sequence[Evaluators], fold: Fold) -> Scores:
+    """Return the score of each text, shape (n,); NaN for one that failed."""
+    return np.array([fold(*text) if len(text[0]) else np.nan for text in texts])
+
+
+def take_turns(systems: Sequence[str], samples: Samples) -> tuple[str, ...]:
+    """Return the system of each row: those of a label and prefix take turns in the file's order."""
+    turns: Counter[tuple[Any, str]] = Counter()
+    assigned = []
+    for key in zip(samples.labels or (), samples.prefixes or (), strict=True):
+        assigned.append(systems[turns[key] % len(systems)])
+        turns[key] += 1
+    return tuple(assigned)
+
+
+def table_5(file: Rated, evaluators: Mapping[str, Sequence[Evaluators]]) -> list[Row]:
+    """Correlate each aspect with its rating by four aggregations; the paper's is Pearson's r."""
+    theirs = {model: cells for model, _, cells in published("data_topic.txt")}
+    rows = []
+    for name, fold in FOLDS.items():
+        model = "CTRLEval PEGASUS-568M" + ("" if name == "beta" else f" weights={name}")
+        for aspect, texts in evaluators.items():
+            row = {"weights": name, "score": aspect, "published": theirs[model][aspect, "pearson"]}
+            rows.append(row | _measured(folded(texts, fold), file.ratings[aspect]))
+    return rows
+
+
+def figure_2(file: Rated, scores: Mapping[str, Mapping[str, Scores]]) -> list[Row]:
+    """Correlate the scores of each rating with it on the texts of each system."""
+    rows = []
+    for rating, score, values in _pairs(scores):
+        for system in dict.fromkeys(file.systems or ()):
+            chosen = np.array(file.systems) == system
+            row = {"score": score, "rating": rating, "system": system}
+            rows.append(row | _measured(values[chosen], file.ratings[rating][chosen]))
+    return rows
+
+
+def figure_3(
+    file: Rated, scores: Mapping[str, Mapping[str, Scores]], draws: int, seed: int
+) -> list[Row]:
+    """Correlate the scores of each rating with it on texts biased to a level of quality.
+
+    `texts` is the mean number of texts of a draw, `counts` that from each level.
+    """
+    rows = []
+    for rating, score, values in _pairs(scores):
+        ratings = file.ratings[rating]
+        levels = quality_levels(ratings)
+        for level in range(1, LEVELS + 1):
+            drawn = [biased_sample(levels, level, seed + draw) for draw in range(draws)]
+            counts = np.mean([np.bincount(levels[s], minlength=LEVELS + 1) for s in drawn], axis=0)
+            row = {"score": score, "rating": rating, "level": level, "counts": [*counts[1:]]}
+            row |= {"texts": counts.sum(), **_over_draws([(values[s], ratings[s]) for s in drawn])}
+            rows.append(row)
+    return rows
+
+
+def figure_4(
+    ratings: Scores, relevance: Sequence[Evaluators], task: Task, draws: int, seed: int
+) -> list[Row]:
+    """Correlate attribute relevance by k random evaluators with its rating."""
+    places = {evaluator: place for place, evaluator in enumerate(task.evaluators)}
+    rows = []
+    for k in range(1, len(places) + 1):
+        pairs = []
+        for draw in range(draws):
+            subset = [places[evaluator] for evaluator in task.subset(k, seed + draw)]
+            texts = [(s[subset], w[subset]) if len(s) else (s, w) for s, w in relevance]
+            pairs.append((folded(texts, weighted_mean), ratings))
+        rows.append({"evaluators": k, **_over_draws(pairs)})
+    return rows
+
+
+def quality_levels(ratings: Scores) -> npt.NDArray[np.int64]:
+    """Return the level of each text, 1 to 4: its quarter of the texts sorted by rating; 0 for NaN.
+
+    Equal ratings are in the order of the rows.
+
+    Examples:
+        >>> quality_levels(np.array([1.0, 4.0, 4.0, 5.0, np.nan]))
+        array([1, 2, 3, 4, 0])
+    """
+    rated = int(np.sum(~np.isnan(ratings)))
+    levels = np.zeros(len(ratings), dtype=np.int64)
+    order = np.argsort(ratings, kind="stable")[:rated]  # NaN is last
+    levels[order] = 1 + np.arange(rated) * LEVELS // max(rated, 1)
+    return levels
+
+
+def biased_sample(levels: npt.NDArray[np.int64], favoured: int, seed: int) -> npt.NDArray[np.bool_]:
+    """Draw each text of level j with probability 1 / (|j - favoured| + 1), none of level 0."""
+    probability = np.where(levels > 0, 1 / (np.abs(levels - favoured) + 1), 0)
+    return np.random.default_rng(seed).random(len(levels)) < probability
+
+
+def draw(record: Mapping[str, Any], explanation: Explanation, path: Path) -> None:
+    """Draw Figures 2 to 4, a row of panels each, and the evaluators of one text (Figure 5)."""
+    studies = [name for name in ("figure_2", "figure_3", "figure_4") if name in record]
+    figure = new_figure(11, 3 * len(studies) + 4)
+    grid = figure.add_gridspec(len(studies) + 1, 3)
+    for place, study in enumerate(studies):
+        x = {"figure_2": "system", "figure_3": "level", "figure_4": "evaluators"}[study]
+        rows = [{"rating": RELEVANCE, "score": RELEVANCE, **row} for row in record[study]]
+        for column, rating in enumerate(dict.fromkeys(row["rating"] for row in rows)):
+            panel = figure.add_subplot(grid[place, column])
+            for score in dict.fromkeys(r["score"] for r in rows if r["rating"] == rating):
+                shown = [r for r in rows if (r["score"], r["rating"]) == (score, rating)]
+                means = [r["pearson"] for r in shown]
+                if study != "figure_2":
+                    means, errors = ([r[end] for r in means] for end in ("mean", "deviation"))
+                    panel.errorbar([r[x] for r in shown], means, errors, fmt="none", alpha=0.4)
+                panel.plot([r[x] for r in shown], means, marker="o", markersize=2.5, label=score)
+            finish_panel(panel, f"{study}: {rating}", x, "Pearson r", legend=True)
+    bars = sorted(explanation.evaluators, key=lambda e: -e.weight)[:12]
+    for column, part in ((1, "score"), (2, "weight")):
+        panel = figure.add_subplot(grid[-1, column])
+        panel.barh(range(len(bars)), [getattr(e, part) for e in bars])
+        panel.invert_yaxis()
+        finish_panel(panel, f"figure_5: {explanation.score:.3f}", part, grid="x")
+        labels = [f"{e.left[-24:]} [{e.target[:40]}] {e.right[:24]}" for e in bars]
+        # A text with two dollar signs is not a formula.
+        panel.set_yticks(range(len(bars)), labels if column == 1 else [], parse_math=False)
+    save_figure(figure, path)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Score a file, and print the tables and figures beside the paper's."""
+    parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", help="label, prefix, text, three ratings, such as data_senti.txt")
+    parser.add_argument("--task", default="sentiment", help="sentiment, topic, or a YAML file")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--iwf", help="table of inverse word frequencies")
+    parser.add_argument("--systems", nargs="+", default=(), help="systems, which take turns")
+    parser.add_argument("--baselines", nargs="+", default=(), help="scorers, such as Perplexity")
+    parser.add_argument("--draws", type=int, default=20, help="of each point of Figures 3 and 4")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--example", type=int, default=0, help="row of Figure 5")
+    parser.add_argument("--figure", type=Path, help="PNG")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    file = read_rated(local_file(given.data))
+    if given.systems:
+        file = replace(file, systems=take_turns(given.systems, file.samples))
+    iwf = None if given.iwf is None else local_file(given.iwf)
+    scorer = CTRLEval(given.model, given.task, iwf=iwf, weights="beta")
+    explained = explain(scorer, file.samples)
+    evaluators = {aspect: evaluators_of(explained, aspect) for aspect in ASPECTS}
+    scores = {aspect: folded(texts, weighted_mean) for aspect, texts in evaluators.items()}
+    if isinstance(scorer.loaded_model, CausalLM):  # the scorer's default for a decoder-only model
+        scores[RELEVANCE] = folded(evaluators[RELEVANCE], FOLDS["mean"])
+    specs: dict[str, ScoreSpec] = dict(SPECS.items())
+    others: dict[str, Scores] = {}
+    if given.baselines:  # BARTScore needs a source: the prefix
+        samples = file.samples.replace(sources=file.samples.prefixes)
+        scorers = [getattr(ctrlreward, name)() for name in given.baselines]
+        components = name_components(scorers, None)
+        specs |= {name: component.spec for name, component in components.items()}
+        others = score_parts(components, samples)
+    record = report_correlations(file, {**scores, **others}, specs, seed=given.seed)
+    for aspect in ASPECTS:
+        lines = [
+            [f"{model}, {table}", *(_cell(cells.get((aspect, name))) for name in STATISTICS)]
+            for model, table, cells in published(file.file)
+        ]
+        print_table(f"{aspect}: the paper's figures", ["model", *STATISTICS.values()], lines)
+
+    better = {name: others[name] for name in others if specs[name].higher_is_better}
+    compared = {aspect: {aspect: scores[aspect], **better} for aspect in ASPECTS}
+    names = ["rating", "score"]
+    record["table_5"] = table_5(file, evaluators)
+    _print("Table 5 (data_topic.txt in the paper)", record["table_5"], ["weights"], "score")
+    if given.systems:
+        record["figure_2"] = figure_2(file, compared)
+        _print("Figure 2: by system", record["figure_2"], names, "system")
+        print("The file names no systems: they are inferred from the order of its rows.")
+    record["figure_3"] = figure_3(file, compared, given.draws, given.seed)
+    _print("Figure 3: by favoured level", record["figure_3"], names, "level")
+    own = [row for row in record["figure_3"] if row["score"] == row["rating"]]
+    _print("Figure 3: texts", own, ["rating"], "level", shown="texts")
+    ratings = file.ratings[RELEVANCE]
+    counts = figure_4(ratings, evaluators[RELEVANCE], scorer.task, given.draws, given.seed)
+    record["figure_4"] = counts
+    record["baselines"] = {name: _measured(values, ratings) for name, values in better.items()}
+    rows = {str(r["evaluators"]): r for r in counts if r["evaluators"].bit_count() == 1}
+    rows |= {str(len(counts)): counts[-1], **record["baselines"]}
+    lines = [[k, *(_cell(row[name]) for name in STATISTICS)] for k, row in rows.items()]
+    print_table("Figure 4: relevance by k evaluators", ["k", *STATISTICS.values()], lines)
+    example = explained[given.example][RELEVANCE]
+    record["figure_5"] = [[e.target, e.score, e.weight] for e in example.evaluators]
+    if given.json:
+        write_whole(given.json, json_text(record))
+    if given.figure:
+        draw(record, example, given.figure)
+
+
+def _pairs(scores: Mapping[str, Mapping[str, Scores]]) -> Iterator[tuple[str, str, Scores]]:
+    for rating, of_rating in scores.items():
+        for score, values in of_rating.items():
+            yield rating, score, values
+
+
+def _measured(scores: Scores, ratings: Scores) -> Row:
+    return {name: finite_or_none(value) for name, value in correlate(scores, ratings).items()}
+
+
+def _over_draws(pairs: Sequence[tuple[Scores, Scores]]) -> Row:
+    """Return mean and standard deviation (divisor n) of each statistic where it is defined."""
+    drawn = [correlate(*pair) for pair in pairs]
+    result = {}
+    for name in STATISTICS:
+        values = [row[name] for row in drawn if not np.isnan(row[name])] or [np.nan]
+        ends = {"mean": np.mean(values), "deviation": np.std(values)}
+        result[name] = {end: finite_or_none(value) for end, value in ends.items()}
+    return result
+
+
+def _print(
+    title: str, rows: Sequence[Row], names: list[str], across: str, shown: str = "pearson"
+) -> None:
+    """Print Pearson's r of rows as a table, in which a key makes the columns."""
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in names)
+        beside = f" ({_cell(row['published'])})" if "published" in row else ""
+        lines.setdefault(key, [*key]).append(_cell(row[shown]) + beside)
+    columns = dict.fromkeys(str(row[across]) for row in rows)
+    print_table(title, [*names, *columns], [*lines.values()], len(names))
+
+
+def _cell(value: float | dict[str, float] | None) -> str:
+    if isinstance(value, dict):
+        return "–" if value["mean"] is None else f"{value['mean']:.3f} ± {value['deviation']:.3f}"
+    return "–" if value is None else f"{value:.4f}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

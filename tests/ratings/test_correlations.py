@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from ctrlreward.ratings.correlations import rating_correlations
+
+NAN = float("nan")
+MEASURES = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
+
+
+def tau_b(x: np.ndarray, y: np.ndarray) -> float:
+    """Compute Kendall's τ-b from its definition, pair by pair."""
+    concordant = untied_x = untied_y = 0
+    for i, j in itertools.combinations(range(len(x)), 2):
+        concordant += np.sign(x[i] - x[j]) * np.sign(y[i] - y[j])
+        untied_x += x[i] != x[j]
+        untied_y += y[i] != y[j]
+    return float(concordant / np.sqrt(untied_x * untied_y))
+
+
+columns = st.lists(
+    st.tuples(st.integers(-3, 3), st.decimals(-2, 2, places=2).map(float), st.sampled_from("abcd")),
+    min_size=3,
+    max_size=12,
+).filter(lambda rows: all(len({row[side] for row in rows}) > 1 for side in (0, 1)))
+
+
+@settings(max_examples=40)
+@given(columns)
+def test_values_equal_scipy_and_the_definition(rows: list[tuple[int, float, str]]) -> None:
+    x, y, clusters = (list(column) for column in zip(*rows, strict=True))
+    result = rating_correlations(x, y, clusters, resamples=20).estimates
+    for name, measure in MEASURES.items():
+        assert result[name].value == pytest.approx(measure(x, y).statistic)
+    assert result["kendall"].value == pytest.approx(tau_b(np.array(x), np.array(y)))
+
+
+Rated = tuple[np.ndarray, np.ndarray, list[int], list[int]]
+
+
+@pytest.fixture
+def four_clusters() -> Rated:
+    """Scores, ratings with ties, clusters of unequal size, and five systems in each cluster."""
+    random = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(4), [5, 10, 5, 15])
+    systems = np.tile(np.arange(5), 7)
+    scores = random.normal(size=35) + clusters + systems
+    ratings = np.round(scores / 3 + random.normal(size=35))
+    return scores, ratings, clusters.tolist(), systems.tolist()
+
+
+def quantiles_of_all_draws(
+    clusters: list[int], value: Callable[[list[int]], float]
+) -> Callable[[float], float]:
+    """Return the quantile function of the exact bootstrap distribution of four clusters."""
+    rows = [np.flatnonzero(np.equal(clusters, cluster)).tolist() for cluster in range(4)]
+    values = [
+        value([row for c in d for row in rows[c]]) for d in itertools.product(range(4), repeat=4)
+    ]
+    return lambda at: float(np.nanquantile(values, at))
+
+
+def test_intervals_equal_those_of_all_possible_draws(four_clusters: Rated) -> None:
+    scores, ratings, clusters, systems = four_clusters
+    members = np.array(systems)
+
+    def of_rows(name: str, rows: list[int]) -> float:
+        return float(MEASURES[name](scores[rows], ratings[rows]).statistic)
+
+    def of_systems(name: str, rows: list[int]) -> float:
+        drawn = members[rows]
+        means = [[side[rows][drawn == s].mean() for s in range(5)] for side in (scores, ratings)]
+        return float(MEASURES[name](*means).statistic)
+
+    for level, value in ((None, of_rows), (systems, of_systems)):
+        found = rating_correlations(scores, ratings, clusters, level, resamples=1000).estimates
+        for name, estimate in found.items():
+            exact = quantiles_of_all_draws(clusters, lambda rows, v=value, n=name: v(n, rows))
+            assert estimate.value == pytest.approx(value(name, list(range(35))))
+            assert exact(0.01) - 1e-9 <= estimate.low <= exact(0.04) + 1e-9
+            assert exact(0.96) - 1e-9 <= estimate.high <= exact(0.99) + 1e-9
+
+
+def test_rows_without_a_score_rating_or_system_are_left_out_and_counted() -> None:
+    x, y = [1.0, NAN, 2.0, 3.0, 5.0, 4.0], [1.0, 2.0, NAN, 2.0, 5.0, 3.0]
+    result = rating_correlations(x, y, list("aabbcc"))
+    assert (result.n, result.failed) == (4, 2)
+    expected = stats.pearsonr([1, 3, 5, 4], [1, 2, 5, 3])[0]
+    assert result.estimates["pearson"].value == pytest.approx(expected)
+    x, y = [1.0, 3.0, 9.0, 4.0, 3.0, 9.0], [1.0, 5.0, 9.0, 2.0, 5.0, 0.0]
+    result = rating_correlations(x, y, systems=["a", "a", None, "b", "c", None])
+    assert (result.n, result.failed) == (3, 2)
+    expected = stats.pearsonr([2, 4, 3], [3, 2, 5])[0]
+    assert result.estimates["pearson"].value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("clusters", "systems"), [("aaa", None), ("aaa", "xyz"), ("abc", "xyz")])
+def test_a_single_cluster_gives_values_without_intervals(
+    clusters: str, systems: str | None
+) -> None:
+    result = rating_correlations([1, 2, 3], [1, 3, 2], clusters, systems)
+    assert result.estimates["kendall"].value == pytest.approx(1 / 3)
+    for estimate in result.estimates.values():
+        assert np.isnan([estimate.low, estimate.high]).all()
+    assert result.note
+
+
+def test_no_interval_if_no_draw_has_a_correlation() -> None:
+    # Each of 40 systems has two clusters of its own: almost no draw contains all systems.
+    systems = np.repeat([f"s{i}" for i in range(40)], 2).tolist()
+    random = np.random.default_rng(6)
+    result = rating_correlations(*random.normal(size=(2, 80)), systems=systems, resamples=5)
+    assert np.isfinite(result.estimates["pearson"].value)
+    assert np.isnan(result.estimates["kendall"].low)
+    assert result.note
+
+
+def test_equal_means_of_different_sums_are_ties() -> None:
+    scores, systems = [0.3, 0.3, 0.0, 0.2, 0.2, 0.2, 0.5, 0.5, 0.5], list("aaabbbccc")
+    assert np.mean(scores[:3]) != np.mean(scores[3:6])  # differ by rounding
+    ratings = [3, 3, 3, 1, 1, 1, 2, 2, 2]
+    result = rating_correlations(scores, ratings, [1, 2, 3] * 3, systems)
+    for name in ("spearman", "kendall"):
+        value = MEASURES[name]([0.2, 0.2, 0.5], [3, 1, 2]).statistic
+        assert result.estimates[name].value == pytest.approx(value)
+    constant = rating_correlations(scores[:6] + [0.2] * 3, ratings, systems=systems)
+    assert np.isnan(constant.estimates["pearson"].value)
+
+
+def test_constant_draws_are_left_out() -> None:
+    # Half of the draws of two clusters contain only one. The mean of 0.1 is inexact.
+    result = rating_correlations([0.1] * 3 + [0.3], [0.1] * 3 + [0.7], list("aaab"))
+    for estimate in result.estimates.values():
+        assert estimate == pytest.approx((1, 1, 1))

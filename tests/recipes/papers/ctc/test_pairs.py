@@ -1,0 +1,520 @@
+"""Training pairs of aligners: masking, kinds, fillings, and the file that keeps them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_aligners import SENTENCES
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
+
+from ctrlreward.models.sentences import split_sentences
+from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
+from ctrlreward.recipes.papers.ctc import pairs as module
+from ctrlreward.recipes.papers.ctc.pairs import (
+    KINDS,
+    Fillings,
+    PairFile,
+    Paraphraser,
+    Span,
+    SpanFiller,
+    constituent_spans,
+    edit_lightly,
+    farthest,
+    make_pairs,
+    mask_constituents,
+    mask_spans,
+    missing_words,
+    read_pair_file,
+    refill,
+    sample_rows,
+    textrank,
+)
+from ctrlreward.recipes.text_files import sample_texts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXTS = SENTENCES[:7]
+
+# Masking
+
+SENTENCE = "the old man saw a small boat ."
+BRACKETED = (
+    "(S (NP (DT the) (JJ old) (NN man)) (VP (VBD saw) (NP (DT a) (JJ small) (NN boat))) (. .))"
+)
+
+
+@dataclass
+class Node:
+    """Constituent, as stanza has it: words and punctuation are leaves."""
+
+    label: str
+    children: list[Node] = field(default_factory=list)
+
+
+def read(bracketed: str) -> Node:
+    stack = [Node("")]
+    for token in re.findall(r"\(|\)|[^\s()]+", bracketed):
+        if token == "(":
+            stack.append(Node(""))
+        elif token == ")":
+            done = stack.pop()
+            stack[-1].children.append(done)
+        elif not stack[-1].label:
+            stack[-1].label = token
+        else:
+            stack[-1].children.append(Node(token))
+    return stack[0]
+
+
+WORDS = [match.span() for match in re.finditer(r"\S+", SENTENCE)]
+SPANS = constituent_spans(read(BRACKETED), WORDS)
+
+
+def test_constituents_are_the_phrases_and_words_of_the_tree() -> None:
+    assert {SENTENCE[start:end] for start, end in SPANS} == {
+        *SENTENCE.split(),
+        "the old man",
+        "a small boat",
+        "saw a small boat",
+    }
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_masked_constituents_are_apart_and_within_the_share(seed: int) -> None:
+    chosen = mask_constituents(SPANS, SENTENCE, random.Random(seed), (0.3, 0.5), 2)
+    assert 1 <= len(chosen) <= 2
+    assert set(chosen) <= set(SPANS)
+    assert sum(len(SENTENCE[start:end].split()) for start, end in chosen) <= 4
+    for (_, end), (start, _) in pairwise(chosen):
+        assert SENTENCE[end:start].strip()
+
+
+def test_all_constituents_are_drawn_and_the_shortest_where_none_fits() -> None:
+    drawn = {
+        span
+        for seed in range(200)
+        for span in mask_constituents(SPANS, SENTENCE, random.Random(seed), (0.1, 0.6), 2)
+    }
+    assert drawn == {span for span in SPANS if SENTENCE[slice(*span)] != "."}  # not a word
+    long = [(0, 15), (16, 28)]  # of four and of three words
+    assert mask_constituents(long, SENTENCE, random.Random(0), (0.1, 0.2), 2) == ((16, 28),)
+    assert mask_constituents([], SENTENCE, random.Random(0), (0.1, 0.2), 2) == ()
+
+
+@given(
+    words=st.integers(2, 30),
+    seed=st.integers(0, 10**6),
+    low=st.floats(0, 0.5),
+    width=st.floats(0, 0.5),
+    max_spans=st.integers(1, 5),
+)
+def test_masked_spans_are_runs_of_words_with_words_between(
+    words: int, seed: int, low: float, width: float, max_spans: int
+) -> None:
+    text = " ".join(f"w{i}" for i in range(words)) + " ."
+    spans = mask_spans(text, random.Random(seed), (low, low + width), max_spans)
+    masked = [text[start:end].split() for start, end in spans]
+    assert 1 <= len(spans) <= max_spans
+    assert 1 <= sum(map(len, masked)) <= words - 1
+    assert sum(map(len, masked)) <= max(1, (low + width) * words + 0.5)
+    for (_, end), (start, _) in pairwise(spans):
+        assert text[end:start].strip()
+    whole, places = refill(text, spans, tuple(" ".join(run) for run in masked))
+    assert (whole, places) == (text, spans)
+
+
+def test_one_word_is_never_masked() -> None:
+    assert mask_spans("great !", random.Random(0), (0.5, 1.0), 2) == ()
+
+
+def test_a_filling_that_repeats_a_masked_word_is_aligned() -> None:
+    text = "we liked the very good food there ."
+    spans = [(9, 27)]  # "the very good food"
+    whole, places = refill(text, spans, ("The bad food",))
+    assert whole == "we liked The bad food there ."
+    missing = missing_words(whole, places, ["the very good food"])
+    assert [whole[start:end] for start, end in missing] == ["bad"]
+
+
+def test_pairs_of_one_text() -> None:
+    text, other, stranger = "the soup was cold .", "soup was cold .", "the bus was late ."
+    pairs = make_pairs(3, (text, text, other, stranger), [(9, 13)], ("warm",))
+    shown = [(p.a, p.b, [p.a[s:e] for s, e in p.hallucinated]) for p in pairs]
+    assert shown == [
+        ("soup was cold .", "the soup was cold .", []),
+        ("soup was warm .", "the soup was cold .", ["warm"]),
+        ("soup was cold .", "soup was warm .", ["cold"]),
+        ("soup was cold .", "soup was .", ["cold"]),
+        ("the soup was cold .", "the bus was late .", ["soup", "cold"]),
+    ]
+    # A word that b still contains is not missing, and a comma never is.
+    both = "the soup , the bread ."
+    shorter = make_pairs(3, (both, both, both, stranger), [(4, 20)], None)[1]
+    assert shorter.b == "the ."
+    assert [both[s:e] for s, e in shorter.hallucinated] == ["soup", "bread"]
+    assert {pair.source for pair in pairs} == {3}
+    assert len(make_pairs(3, (text, text, other, stranger), [(9, 13)], None)) == 3
+
+
+def test_the_papers_pair_alone_with_whole_fillings_labelled() -> None:
+    four = ("the soup was cold .", "cold soup and a rude waiter .", "soup was cold .", "late bus .")
+    spans = [(0, 4), (9, 13)]
+    (pair,) = make_pairs(3, four, spans, ("Soup", "very cold"), "fillings", extra_pairs=False)
+    assert (pair.a, pair.b) == ("Soup was very cold .", four[1])
+    assert [pair.a[start:end] for start, end in pair.hallucinated] == ["very cold"]
+    by_word = make_pairs(3, four, spans, ("Soup", "very cold"))
+    assert [by_word[1].a[start:end] for start, end in by_word[1].hallucinated] == ["very"]
+    assert [pair.b for pair in by_word] == [four[1], four[1], pair.a, "was .", four[3]]
+    assert make_pairs(3, four, spans, None, "fillings", extra_pairs=False) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_light_edit_adds_no_word(seed: int) -> None:
+    for text in TEXTS:
+        edited = edit_lightly(text, random.Random(seed)).split()
+        assert set(edited) <= set(text.split())
+        lost = set(text.split()) - set(edited)
+        assert lost <= {"a", "the", "so"}
+
+
+def test_sides_of_a_conjunction_are_swapped() -> None:
+    text = "we loved it , but rooms were small !"
+    edits = {edit_lightly(text, random.Random(seed)) for seed in range(20)}
+    assert edits == {text, "rooms were small , but we loved it !"}
+
+
+# Kinds
+
+DOCUMENT = (
+    "The old lighthouse stands on a rock near the harbour. A keeper lived in the lighthouse for "
+    "forty years. Seagulls scream. When the harbour froze, the keeper of the lighthouse walked to "
+    "the village for bread. Nobody knows his name. The village keeps his lamp in its museum."
+)
+
+
+def ranks(document: str) -> np.ndarray:
+    """TextRank as a linear system: common words over log lengths, damping 0.85."""
+    words = [
+        sentence.lower().strip(".").replace(",", "").split()
+        for sentence in split_sentences(document)
+    ]
+    words = [[w for w in row if w not in ENGLISH_STOP_WORDS] for row in words]
+    n = len(words)
+    weights = np.zeros((n, n))
+    for i in range(n):
+        for j in range(n):
+            overlap = len({*words[i]} & {*words[j]})
+            if overlap and i != j:
+                weights[i, j] = overlap / (math.log(len(words[i])) + math.log(len(words[j])))
+    weights[weights.sum(axis=1) == 0] = 1  # from a sentence without links to any
+    weights /= weights.sum(axis=1, keepdims=True)
+    return np.linalg.solve(np.eye(n) - 0.85 * weights.T, np.full(n, 0.15 / n))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_summary_has_the_sentences_of_the_highest_rank(count: int) -> None:
+    best = sorted(np.argsort(-ranks(DOCUMENT))[:count])
+    expected = " ".join(split_sentences(DOCUMENT)[i] for i in best)
+    assert textrank(DOCUMENT, count) == expected
+    assert textrank("Seagulls scream.", count) == "Seagulls scream."
+
+
+RECORD = {
+    "text": "I paint boats at the weekend.",
+    "context": "I live by the sea. I like to paint.\nMy boat is blue.\nI have two cats.",
+    "history": "What do you do for fun?",
+    "reference": "The keeper is remembered in a museum.",
+}
+
+
+def example(kind: str, seed: int = 0) -> tuple[str, str]:
+    keys, made = KINDS[kind]
+    return made(tuple(RECORD[key] for key in keys) or (DOCUMENT,), random.Random(seed))
+
+
+def test_each_kind_has_a_text_and_what_supports_it() -> None:
+    assert example("transfer") == (DOCUMENT, DOCUMENT)
+    assert example("reference") == (RECORD["reference"], RECORD["reference"])
+    context = f"{RECORD['context']}\n\n\n{RECORD['history']}"
+    assert example("dialog") == (RECORD["text"], context)
+    facts = ["I live by the sea.", "I like to paint.", "My boat is blue.", "I have two cats."]
+    counts = set()
+    for seed in range(20):
+        text, context = example("dialog_fact", seed)
+        assert context == RECORD["context"]
+        chosen = [fact for fact in facts if fact in text]
+        assert text == " ".join(chosen)
+        counts.add(len(chosen))
+        summary, document = example("summary", seed)
+        assert document == DOCUMENT
+        assert summary in {textrank(DOCUMENT, count) for count in (1, 2, 3)}
+    assert counts == {1, 2, 3}
+
+
+def test_rows_of_records_are_distinct_long_enough_and_not_held_out(tmp_path: Path) -> None:
+    other = {**RECORD, "text": "I never eat fish on Fridays."}
+    held_out = {**RECORD, "text": "My sister sings in a choir."}
+    short = {**RECORD, "text": "No."}
+    rows = [RECORD, other, RECORD, held_out, short]
+    (tmp_path / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "held_out").write_text("my sister  sings in a choir.\n")
+    settings = ([str(tmp_path / "rows")], [str(tmp_path / "held_out")])
+    found = sample_rows("dialog", *settings, 2, 3, 0)
+    assert {row[0] for row in found} == {RECORD["text"], other["text"]}
+    assert {row[1:] for row in found} == {(RECORD["context"], RECORD["history"])}
+    with pytest.raises(ValueError, match="2 usable records, fewer than 3"):
+        sample_rows("dialog", *settings, 3, 3, 0)
+    with pytest.raises(ValueError, match="must be a JSON record with a string for reference"):
+        sample_rows("reference", [str(tmp_path / "held_out")], [], 1, 1, 0)
+
+
+# Models
+
+
+def filler_of(folder: str) -> SpanFiller:
+    return SpanFiller(folder, "cpu", None, 1.0, 0.95)
+
+
+def test_a_model_fills_every_span(tiny_llama: Callable[[str], str]) -> None:
+    filler = filler_of(tiny_llama("abcdefghijklmnopqrstuvwxyz .!,"))
+    # Spans follow no letter: random letters would extend the word.
+    texts = ["it rained was cold , again said sorry .", "what a view ! so we went !"] * 4
+    spans: list[Sequence[Span]] = [((0, 9), (21, 26)), ((14, 24),)] * 4
+    fillings = filler.fill(texts, spans, seed=3)
+    assert fillings == filler.fill(texts, spans, seed=3)
+    assert fillings != filler.fill(texts, spans, seed=4)
+    filled = [(row, of, text) for row, of, text in zip(fillings, spans, texts, strict=True) if row]
+    assert len(filled) > 1
+    for row, of, text in filled:
+        for filling, (start, end) in zip(row, of, strict=True):
+            assert 1 <= len(filling.split()) <= len(text[start:end].split()) + 1
+            assert "\n" not in filling
+
+
+def test_a_filling_may_not_extend_a_kept_word(
+    tiny_llama: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler = filler_of(tiny_llama("abcdefghijklmnopqrstuvwxyz .!"))
+    prompts: list[str] = []
+
+    def complete(given: list[str], _: object) -> list[str]:
+        prompts.extend(given)
+        return ["s were", " was", ", so", "never"]
+
+    monkeypatch.setattr(filler, "complete", complete)
+    fillings = filler.fill(
+        ["the waiter is rude ."] * 3 + ["is rude ."], [((11, 13),)] * 3 + [((0, 2),)], 0
+    )
+    assert prompts == ["rude .\n\nthe waiter"] * 3 + ["rude .\n\n"]
+    assert fillings[:2] == [None, ("was",)]
+    assert fillings[2] in ((",",), (", so",))
+    assert fillings[3] == ("never",)
+
+
+def test_prompts_start_a_document_and_long_ones_are_skipped(
+    tiny_causal: Callable[..., str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In instruction-tuned models, the bos token may be one that opens a chat turn."""
+    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    folder = shutil.copytree(tiny_causal("llama", special), tmp_path / "chat")
+    tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    AutoTokenizer.from_pretrained(folder, **tokens).save_pretrained(folder)
+    filler = filler_of(str(folder))
+    rows: list[Any] = []
+
+    def generate(given: Sequence[Any], _: int) -> list[str]:
+        rows.extend(given)
+        return [" fine"] * len(given)
+
+    monkeypatch.setattr(filler, "_generate", generate)
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        assert filler.complete(["The food was", "soup " * 9000], [3, 3]) == [" fine", ""]
+    assert filler.tokenizer.decode(rows[0]) == "<|endoftext|>The food was"
+    assert len(caplog.messages) == 1
+
+
+def test_the_leading_space_of_a_completion_is_kept_and_unknown_words_are_not() -> None:
+    vocabulary = {"<pad>": 0, "▁the": 1, "▁soup": 2, "s": 3, "<mask>": 4}
+    pieces = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+    pieces.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=pieces, pad_token="<pad>", mask_token="<mask>"
+    )
+    assert tokenizer.decode([2]) == "soup"
+
+    def generate(input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.cat([input_ids, torch.tensor([[2, 0], [3, 2], [2, 4]])], dim=1)
+
+    filler = SpanFiller.__new__(SpanFiller)
+    filler.tokenizer, filler.options = tokenizer, GenerationConfig()
+    filler.model = SimpleNamespace(device=torch.device("cpu"), generate=generate)
+    assert filler._generate([(1,), (1, 2), (1,)], 2) == [" soup", "s soup", ""]
+
+
+def test_a_paraphrase_is_the_farthest_of_a_beam(tiny_bart: str) -> None:
+    text = "the soup was cold today"
+    near, far = "the soup was cold", "today we had a cold soup"
+    assert farthest(text, [near, far, text]) == far
+    assert farthest(text, [near]) == near
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_bart).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bart)
+    ids = tokenizer("The food was good.", return_tensors="pt").input_ids
+    written = model.generate(
+        ids, num_beams=4, num_return_sequences=3, do_sample=False, max_new_tokens=2 * ids.shape[1]
+    )
+    candidates = [t.strip() for t in tokenizer.batch_decode(written, skip_special_tokens=True)]
+    expected = farthest("The food was good.", candidates)
+    assert Paraphraser(tiny_bart, "cpu", None, 3)("The food was good.") == expected
+
+
+# The file
+
+
+class FakeFiller:
+    """Fills each span with its length and the seed; fails for one text and after some calls."""
+
+    def __init__(self, calls_before_interrupt: int = 99) -> None:
+        self.calls = 0
+        self.calls_before_interrupt = calls_before_interrupt
+
+    def fill(
+        self, texts: Sequence[str], spans: Sequence[Sequence[Span]], seed: int
+    ) -> list[Fillings | None]:
+        if self.calls == self.calls_before_interrupt:
+            raise KeyboardInterrupt
+        self.calls += 1
+        return [
+            None if "novel" in text else tuple(f"new{end - start} {seed % 7}" for start, end in own)
+            for text, own in zip(texts, spans, strict=True)
+        ]
+
+
+Build = Callable[..., FakeFiller]
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Builds a pair file of the texts in chunks of two, and returns the filler it used."""
+
+    def build(
+        file: Path, texts: Sequence[str] = TEXTS, filler: Any = None, **settings: Any
+    ) -> FakeFiller:
+        filler = filler or FakeFiller()
+        monkeypatch.setattr(module, "SpanFiller", lambda *_: filler)
+        (tmp_path / "texts").write_text("\n".join(texts), encoding="utf-8")
+        options = {"count": len(texts), "chunk_size": 2, **settings}
+        PairFile(str(file), [str(tmp_path / "texts")], **options).build()
+        return filler
+
+    return build
+
+
+@pytest.mark.parametrize("calls", range(4))
+def test_an_interrupted_build_is_resumed(build: Build, tmp_path: Path, calls: int) -> None:
+    whole, interrupted = tmp_path / "whole.jsonl", tmp_path / "interrupted.jsonl"
+    build(whole)
+    with pytest.raises(KeyboardInterrupt):
+        build(interrupted, filler=FakeFiller(calls))
+    assert build(interrupted).calls == 4 - calls
+    assert interrupted.read_bytes() == whole.read_bytes()
+
+
+def cuts(content: bytes) -> Iterator[int]:
+    """Ends of lines, the bytes before and after them, and every 97th byte."""
+    ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
+    near = {end + shift for end in ends for shift in (-1, 0, 1, 2)}
+    yield from sorted(near | set(range(0, len(content), 97)))
+
+
+def test_a_build_killed_while_writing_is_resumed(build: Build, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    build(file)
+    content = file.read_bytes()
+    for cut in cuts(content):
+        file.write_bytes(content[:cut])
+        build(file)
+        assert file.read_bytes() == content
+
+
+def test_spans_of_the_file_are_the_words_that_b_lacks(build: Build, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    # Without repeated words, of which a text may lack only one occurrence.
+    build(file, [text for text in TEXTS if len(set(text.split())) == len(text.split())])
+    pairs = read_pair_file(str(file))
+    assert len({len(pair.hallucinated) for pair in pairs}) > 3
+    for pair in pairs:
+        missing = [word for word in re.findall(r"\w+", pair.a) if word not in pair.b.split()]
+        assert [pair.a[start:end] for start, end in pair.hallucinated] == missing
+
+
+def test_a_file_of_other_settings_is_refused(build: Build, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    build(file)
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="texts"):
+        build(file, [*TEXTS[1:], "the play was long and loud ."])
+    with pytest.raises(ValueError, match="temperature"):
+        build(file, temperature=0.5)
+    with pytest.raises(ValueError, match="dtype"):
+        build(file, dtype="bfloat16")
+    assert build(file, device="nowhere").calls == 0  # a device changes nothing
+    with pytest.raises(ValueError, match="seed"):
+        build(file, seed=1)
+    assert file.read_bytes() == before
+    build(tmp_path / "other.jsonl", seed=1)
+    assert read_pair_file(str(tmp_path / "other.jsonl")) != read_pair_file(str(file))
+
+
+def test_a_kind_decides_what_b_is(build: Build, tmp_path: Path) -> None:
+    rows = [{"text": text, "context": f"fact {i}", "history": "hm"} for i, text in enumerate(TEXTS)]
+    lines = list(map(json.dumps, rows))
+    settings = {"kind": "dialog", "labels": "fillings", "extra_pairs": False}
+    build(tmp_path / "pairs.jsonl", lines, **settings)
+    pairs = read_pair_file(str(tmp_path / "pairs.jsonl"))
+    assert len(pairs) == len(TEXTS) - 1  # the filler fails for one
+    assert {pair.b for pair in pairs} < {f"fact {i}\n\n\nhm" for i in range(len(TEXTS))}
+    with pytest.raises(ValueError, match="labels"):
+        build(tmp_path / "pairs.jsonl", lines, **{**settings, "labels": "words"})
+    with pytest.raises(ValueError, match="kind"):
+        build(tmp_path / "other.jsonl", kind="chat")
+
+
+def test_a_paraphrase_takes_the_place_of_the_light_edit(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def louder(text: str) -> str:
+        return text.upper() if "bus" not in text else ""
+
+    monkeypatch.setattr(module, "Paraphraser", lambda *_: louder)
+    file = str(tmp_path / "pairs.jsonl")
+    build(Path(file), paraphraser="louder")
+    texts = sample_texts([str(tmp_path / "texts")], [], 7, (4, None), seed=0)
+    first = {pair.source: pair for pair in reversed(read_pair_file(file))}
+    assert [first[i].a for i in range(7)] == [t if "bus" in t else t.upper() for t in texts]
+    assert [first[i].b for i in range(7)] == texts
