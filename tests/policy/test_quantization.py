@@ -125,10 +125,3 @@ def test_gradients_are_those_of_the_dequantised_weights(bitsandbytes, wide, quan
         gradients.append({n: p.grad for n, p in model.named_parameters() if p.requires_grad})
     assert all(g.abs().max() > 1e-3 for g in gradients[1].values())
     torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-3)
-
-
-def test_the_dtype_is_that_of_the_computations(bitsandbytes, tuner, wide: str) -> None:
-    module = tuner(model=wide, quantization="nf4", dtype="bfloat16")
-    module.configure_model()
-    layer = module.policy.base_model.model.model.layers[0].mlp.up_proj.base_layer
-    assert layer.compute_dtype == torch.bfloat16

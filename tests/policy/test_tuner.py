@@ -154,15 +154,6 @@ def test_completes_any_number_of_prompts(tuner) -> None:
     assert module.complete([]) == []
 
 
-def test_completes_at_a_temperature_of_its_own(tuner) -> None:
-    prompts = ["ab", "abcdef", "fa"] * 5
-    for temperature, distinct in ((None, True), (0.0, False), (1.0, True)):
-        module = tuner(eval_temperature=temperature)
-        completions = module.complete(prompts)
-        # Greedy completions depend on the prompt alone.
-        assert (completions[:3] * 5 != completions) is distinct
-
-
 def test_reinforce_needs_no_group(tuner) -> None:
     module = tuner(algorithm="reinforce", num_generations=1)
     assert torch.isfinite(step(module))

@@ -62,14 +62,6 @@ def test_requests_gather_while_the_scorer_is_busy(letters: Letters, reward: Rewa
     np.testing.assert_array_equal(totals, letters_reward()(labelled(*texts)).total)
 
 
-def test_identical_samples_of_several_clients_are_scored_once(
-    letters: Letters, reward: Reward
-) -> None:
-    one, other = gathered(reward, letters, labelled("soup", "noon"), labelled("noon", "soup"))
-    assert letters.calls == [("soup", "noon")]
-    np.testing.assert_array_equal(one.total, other.total[::-1])
-
-
 def test_a_large_request_is_its_own_batch(letters: Letters, reward: Reward) -> None:
     requests = [labelled("a"), labelled(*map(str, range(300))), labelled("b"), labelled("c")]
     gathered(reward, letters, *requests)
@@ -106,14 +98,6 @@ def test_every_request_is_scored_as_if_it_were_alone(requests: list[Any]) -> Non
             np.testing.assert_array_equal(found.total, reward(samples).total)
         assert len(found.total) == len(samples)
         np.testing.assert_array_equal(found.failed, np.isnan(found.total))
-
-
-def test_a_group_is_never_split_or_mixed(letters: Letters, group_reward: Reward) -> None:
-    groups = [labelled("a", "bb", "ccc"), labelled("dddd", "e"), labelled("ff")]
-    results = gathered(group_reward, letters, *groups)
-    assert letters.calls == [("a", "bb", "ccc", "dddd", "e", "ff")]  # pointwise: merged
-    ranks = [result.components["rank"].tolist() for result in results]
-    assert ranks == [[0.0, 1 / 3, 2 / 3], [0.5, 0.0], [0.0]]
 
 
 def test_an_aggregate_sees_one_request_only(letters: Letters) -> None:

@@ -170,14 +170,13 @@ def test_a_component_is_a_function_by_its_import_path(
 
 
 @pytest.mark.parametrize("component", ["%s", "{scorer: %s}", "{class_path: %s}", "[%s, 1.0]"])
-@pytest.mark.parametrize("function", ["subprocess.call", "fakes.lengths", "os.getcwd"])
+@pytest.mark.parametrize("block", ["components: {x: %s}", RECIPE_OF])
 def test_a_scorer_is_a_class_of_scorers(
-    written: Callable[[str], Path], component: str, function: str
+    written: Callable[[str], Path], component: str, block: str
 ) -> None:
-    for block in ("components: {x: %s}", RECIPE_OF):
-        path = written(block % (component % function))
+    for function in ("subprocess.call", "fakes.lengths", "os.getcwd"):
         with pytest.raises(ValueError, match="x"):
-            build_reward(path)
+            build_reward(written(block % (component % function)))
 
 
 def test_conditions_and_scales_in_the_short_form(written: Callable[[str], Path]) -> None:
