@@ -5,7 +5,6 @@ $ serve run ctrlreward.serving.ray_serve:application reward=reward.yaml replicas
 
 # No annotations of the future here: Ray reads the class of the options from `application`.
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,13 @@ serve = import_extra("ray.serve", "ctrlreward.serving.ray_serve")
 class ReplicaOptions(BaseModel):
     """Options of `application`, as `key=value` of `serve run` or under `args:` of its YAML file.
 
+    `reward`, `token_file`, `waiting` and `get_reward` are as of `ctrlreward serve`.
+
     Attributes:
-        reward: The reward's file, as of `ctrlreward serve`.
         replicas: Copies of the reward, each with its own queue and models.
         device: Device of all scorers. None is "cuda" if a replica has GPUs, else the file's.
         num_cpus: CPU cores of a replica; its scorers use as many threads, at least one.
         num_gpus: GPUs of a replica, the only visible ones; 0.5 puts two replicas on one.
-        token_file: As of `ctrlreward serve`.
-        waiting: Most requests that wait for a replica; one more is refused (503).
-        get_reward: As of `ctrlreward serve`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -51,14 +48,14 @@ class ReplicaOptions(BaseModel):
 class RewardReplica:
     """Replica of a served reward, which takes requests when its models are loaded."""
 
-    def __init__(self, threads: int, reward: dict[str, Any], **options: Any) -> None:
+    def __init__(self, threads: int, **arguments: Any) -> None:
         # Ray sets OMP_NUM_THREADS by num_cpus, unless the machine's environment sets it.
         torch.set_num_threads(threads)
-        self._build = partial(served_app, reward, **options)
+        self._arguments = arguments
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Ray Serve runs its lifespan."""
-        self._app = self._build()
+        self._app = served_app(**self._arguments)
         return self._app
 
     async def check_health(self) -> None:
@@ -81,7 +78,7 @@ def application(options: ReplicaOptions) -> Any:
     )
     return deployment.bind(
         max(1, int(options.num_cpus)),
-        read_reward(options.reward),
+        block=read_reward(options.reward),
         device=options.device or ("cuda" if options.num_gpus else None),
         token=read_token(options.token_file),
         waiting=options.waiting,

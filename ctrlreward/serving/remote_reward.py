@@ -80,7 +80,7 @@ class RemoteReward(AnyReward):
         components = {}
         for name, c in self.description["components"].items():
             kind = c["pointwise"], c["of_groups"]
-            scorer = self._scorers.setdefault(kind, RemoteScorer(self._connection, *kind))
+            scorer = self._scorers.setdefault(kind, RemoteScorer(self, *kind))
             components[name] = Component(scorer, name)
         return components
 
@@ -121,8 +121,8 @@ class RemoteScorer(Scorer):
 
     scores_empty = True  # if they do on the server
 
-    def __init__(self, connection: ServerConnection, pointwise: bool, of_groups: bool) -> None:
-        self.connection = connection
+    def __init__(self, reward: RemoteReward, pointwise: bool, of_groups: bool) -> None:
+        self.reward = reward
         self.pointwise, self.of_groups = pointwise, of_groups
 
     @property
@@ -133,30 +133,28 @@ class RemoteScorer(Scorer):
                 c["higher_is_better"],
                 (-math.inf if low is None else low, math.inf if high is None else high),
             )
-            for name, c in self.connection.description["components"].items()
+            for name, c in self.reward.description["components"].items()
             if (c["pointwise"], c["of_groups"]) == (self.pointwise, self.of_groups)
             for low, high in [c["range"]]
         }
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """All columns that the reward needs, each with the scorer that needs it on the server."""
-        components = self.connection.description["components"].values()
+        components = self.reward.description["components"].values()
         return {c: reader for each in components for c, reader in each["required_columns"].items()}
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Request the reward from the server; each component is float64 of shape (n,)."""
-        description = self.connection.description
-        names = [*description["components"], *description.get("derived", ())]
-        batch = self.connection.score(samples).to_batch(names, len(samples))
+        batch = self.reward(samples)
         return {name: batch.components[name] for name in self.specs}
 
     def load(self) -> None:
         """Wait until the server is ready."""
-        self.connection.connect()
+        self.reward.load()
 
     def release(self) -> None:
         """Close the connections; the server keeps its models."""
-        self.connection.close()
+        self.reward._connection.close()
 
 
 def _fingerprint(expected: str) -> str:
