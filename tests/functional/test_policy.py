@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from ctrlreward.functional.policy import (
     completion_mask,
+    constant_weights,
     kl_estimate,
     score_function,
+    sequence_weights,
+    token_weights,
 )
 
 
@@ -27,6 +30,19 @@ def test_the_expected_gradient_is_that_of_the_expected_reward() -> None:
         (result,) = torch.autograd.grad(cost, logits)
         expected -= probability * result
     torch.testing.assert_close(expected, target, rtol=0, atol=1e-9)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+def test_weights_of_tokens(lengths: list[int]) -> None:
+    """Of a token of a completion of some length; masked tokens have none."""
+    mask = torch.tensor([[float(t < n) for t in range(4)] for n in lengths])
+    for weights, share in (
+        (sequence_weights(mask), lambda n: 1 / n / len(lengths)),
+        (token_weights(mask), lambda n: 1 / sum(lengths)),
+        (constant_weights(mask, 8), lambda n: 1 / 8 / len(lengths)),
+    ):
+        expected = [[share(n) if t < n else 0.0 for t in range(4)] for n in lengths]
+        torch.testing.assert_close(weights, torch.tensor(expected))
 
 
 # KL

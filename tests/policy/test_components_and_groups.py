@@ -1,12 +1,11 @@
 """Components that are normalised each by itself (GDPO), and groups without signal.
 
-Compared with TRL 1.16, by a step of its trainer on given rewards, and with loops.
+Compared with TRL 1.16, by a step of its trainer on given rewards.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from lightning_choice import MisconfigurationException, RewardShaping, quiet_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -107,36 +104,6 @@ def test_the_share_without_signal_is_trls(of_trl: Callable[..., dict[str, Any]])
     totals = torch.tensor(TABLE, dtype=torch.float64) @ torch.tensor(WEIGHTS, dtype=torch.float64)
     ours = zero_signal(totals, torch.arange(12) // 4).double().mean().item()
     assert ours == pytest.approx(of_trl(TABLE)["zero"], abs=1e-6) == pytest.approx(1 / 3)
-
-
-# The formula, by loops
-
-rows_of_two = st.lists(
-    st.tuples(
-        st.integers(0, 2), *[st.one_of(st.integers(-8, 8).map(lambda k: k / 4), st.just(NAN))] * 2
-    ),
-    min_size=1,
-    max_size=9,
-)
-
-
-@given(rows_of_two)
-def test_decoupled_rewards_equal_the_loops(rows: list[tuple[int, float, float]]) -> None:
-    expected = []
-    for group, *row in rows:
-        mine = [r for g, *r in rows if g == group and not any(map(math.isnan, r))]
-        if any(map(math.isnan, row)):
-            expected.append(NAN)
-            continue
-        total = 0.0
-        for value, weight, column in zip(row, WEIGHTS, zip(*mine, strict=True), strict=True):
-            spread = statistics.stdev(column) if len(column) > 1 else 0.0
-            total += weight * (value - statistics.fmean(column)) / (spread + 1e-4)
-        expected.append(total)
-    table = torch.tensor([row for _, *row in rows], dtype=torch.float64)
-    groups = torch.tensor([group for group, *_ in rows])
-    got = decoupled_rewards(table, torch.tensor(WEIGHTS, dtype=torch.float64), groups)
-    assert got.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6, nan_ok=True)
 
 
 # In a step

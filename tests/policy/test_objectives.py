@@ -1,9 +1,8 @@
-"""Losses and advantages, compared with loops in plain Python."""
+"""Losses, compared with loops in plain Python, and advantages."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from tuner_records import ALGORITHMS
 
+from ctrlreward.functional import advantages as formulas
 from ctrlreward.policy.objectives import completion_advantages, loss_terms
 
 LONGEST = 5
@@ -71,40 +71,22 @@ def test_terms_and_the_gradient_of_the_loss_equal_the_loops(aggregation, rows, b
     torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-6)
 
 
-# Advantages
-
-rated = st.lists(
-    st.tuples(st.one_of(st.floats(-10, 10), st.just(math.nan)), st.integers(0, 2)),
-    min_size=1,
-    max_size=9,
-)
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@given(rated)
-def test_advantages_equal_the_loops(algorithm, rows) -> None:
-    every = [reward for reward, _ in rows if not math.isnan(reward)]
-    expected = []
-    for i, (reward, group) in enumerate(rows):
-        if math.isnan(reward):
-            expected.append(0.0)
-            continue
-        mine = [r for r, other in rows if other == group and not math.isnan(r)]
-        rest = [r for r, g in rows[:i] + rows[i + 1 :] if g == group and not math.isnan(r)]
-        if algorithm in ("grpo", "dapo"):
-            spread = statistics.stdev(mine) if len(mine) > 1 else 0.0
-            expected.append((reward - statistics.fmean(mine)) / (spread + 1e-4))
-        elif algorithm == "dr_grpo":
-            expected.append(reward - statistics.fmean(mine))
-        elif algorithm == "rloo":
-            expected.append(reward - statistics.fmean(rest) if rest else 0.0)
-        elif algorithm == "reinforce":
-            expected.append(reward - statistics.fmean(every))
-        else:
-            spread = statistics.stdev(every) if len(every) > 1 else 0.0
-            expected.append((reward - statistics.fmean(every)) / (spread + 1e-4))
-    values, groups = zip(*rows, strict=True)
-    rewards = torch.tensor(values, dtype=torch.float64)
+def test_advantages_are_centred_and_scaled(algorithm: str) -> None:
+    """By the formulas that `functional/test_advantages.py` compares with loops."""
+    rewards = torch.tensor([1.0, 3.0, 5.0, 5.0, math.nan, 9.0])
+    groups = torch.tensor([0, 0, 1, 1, 1, 1])
+    centred, deviation = {
+        "grpo": (formulas.group_centred_advantages, formulas.group_deviation),
+        "dapo": (formulas.group_centred_advantages, formulas.group_deviation),
+        "dr_grpo": (formulas.group_centred_advantages, None),
+        "rloo": (formulas.leave_one_out_advantages, None),
+        "reinforce": (formulas.batch_baseline_advantages, None),
+        "reinforce++": (formulas.batch_baseline_advantages, formulas.batch_deviation),
+    }[algorithm]
+    expected = centred(rewards, groups)
+    if deviation is not None:
+        expected = expected / (deviation(rewards, groups) + 1e-4)
     parts = ALGORITHMS[algorithm]
-    found = completion_advantages(parts["baseline"], parts["scale"], rewards, torch.tensor(groups))
-    assert found.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    found = completion_advantages(parts["baseline"], parts["scale"], rewards, groups)
+    torch.testing.assert_close(found, expected)
