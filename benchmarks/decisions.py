@@ -14,7 +14,7 @@ best    true score lost against the best validation that meets the constraint, a
 pareto  share of runs whose front has the truly best validation, and has one that is truly worse
         than another in both metrics
 
-The results are in docs/decisions.md.
+The results are in docs/stopping_and_selection.md.
 """
 
 from __future__ import annotations

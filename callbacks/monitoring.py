@@ -1,79 +1,140 @@
-"""Metrics read by callbacks: fresh or stale, and their directions."""
+"""Validations of a run as its callbacks see them, and callbacks that decide on them by a rule."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.terms import ShapedModule
 from ctrlreward.files import json_text, read_json, write_whole
-from ctrlreward.lightning_package import (
-    Callback,
-    LightningModule,
-    Trainer,
-    callbacks_of,
-    is_instance,
-    package_of,
-)
+from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of, is_instance
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.scorers.base import Scores
-from ctrlreward.selection.decider import Decider, Decides, stale_keys, with_assigned
+from ctrlreward.selection import StopRule
+from ctrlreward.selection.decider import Decides
+from ctrlreward.selection.metrics import NotLogged, Snapshot
 from ctrlreward.selection.replay import DECISIONS
-
-
-class Reader:
-    """Age of logged metrics, in looks at the metrics of a run.
-
-    Lightning keeps a metric until it is logged again, and gives no sign of age. But what is logged
-    again is in other memory.
-    """
-
-    def __init__(self) -> None:
-        self._decided = -1
-        self._looks = self._started = 0
-        self._values: dict[str, torch.Tensor] = {}  # alive, so that no other one has their memory
-        self._logged: dict[str, int] = {}
-        self._validated: set[str] = set()
-
-    def note(self) -> None:
-        """Note a decision."""
-        self._decided = self._looks
-
-    def start(self, trainer: Trainer) -> None:
-        """Note what is logged when a validation starts."""
-        self._look(trainer.callback_metrics)
-        self._started = self._looks + 1
-
-    def read(self, metrics: Mapping[str, torch.Tensor]) -> set[str]:
-        """Return the keys without a new value."""
-        self._look(metrics)
-        self._validated |= {key for key, look in self._logged.items() if look >= self._started}
-        logged = {key: self._logged[key] for key in metrics}
-        return stale_keys(logged, self._validated, self._started, self._decided)
-
-    def _look(self, metrics: Mapping[str, torch.Tensor]) -> None:
-        self._looks += 1
-        for key, value in metrics.items():
-            before = self._values.get(key)
-            if before is None or before.data_ptr() != value.data_ptr():
-                self._values[key], self._logged[key] = value, self._looks
-
 
 # Keys of rewards whose name says the direction.
 _REWARD_TOTALS: dict[str, Mode] = {"reward/total": "max", "reward/shaped": "max"}
 
 
-_CLASSES = {"ctrlreward.callbacks": "ctrlreward.callbacks.pytorch_lightning"}
+class Snapshots:
+    """The validations of a run, of which all its callbacks share one snapshot each.
+
+    Lightning keeps a metric until it is logged again, without a sign of its age: what has not been
+    logged again is a view of the same tensor.
+
+    Attributes:
+        snapshot: Of the current validation, once it is taken.
+    """
+
+    def __init__(self) -> None:
+        self.snapshot: Snapshot | None = None
+        self._logged: dict[str, Tensor] = {}  # at the last look
+        self._validated: set[str] = set()  # the keys that validations log
+        self._trained: dict[str, int] = {}  # other keys → step at which they were new
+
+    def begin(self, trainer: Trainer, step: int) -> None:
+        """Note what training has logged up to a step, when a validation starts."""
+        self._trained |= dict.fromkeys(self._new(trainer), step)
+        self.snapshot = None
+
+    def take(self, trainer: Trainer) -> Snapshot:
+        """Return the snapshot of a validation at its end."""
+        if self.snapshot is None:
+            fresh = self._new(trainer)
+            self._validated |= fresh
+            trained = {k: at for k, at in self._trained.items() if k not in self._validated}
+            evidence = {}
+            for scorer in callbacks_of(trainer, GenerationScorerMixin):
+                if scorer.has_new_scores:
+                    evidence |= scorer.evidence
+                else:  # it has logged its last scores again
+                    fresh -= scorer.specs.keys()
+            values = {key: value.item() for key, value in self._logged.items()}
+            self.snapshot = Snapshot(trainer.global_step, values, fresh, evidence, trained)
+        return self.snapshot
+
+    def _new(self, trainer: Trainer) -> set[str]:
+        """Return the keys that have been logged since the last look."""
+        before, now = self._logged, dict(trainer.callback_metrics)
+        self._logged = now
+        return {k for k in now if k not in before or not now[k].is_set_to(before[k])}
+
+
+class ReadingMixin(CallbackMixin):
+    """Callback that reads what a validation logged, and decides once on the same weights."""
+
+    _decided_step: int = -1  # training step of the last decision, -1 before
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.snapshots = Snapshots()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Share the validations with the other callbacks of the trainer."""
+        super().setup(trainer, pl_module, stage)
+        first = next(iter(callbacks_of(trainer, ReadingMixin)), self)
+        self.snapshots = Snapshots() if self is first else first.snapshots
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note what is logged before the validation."""
+        super().on_validation_start(trainer, pl_module)
+        self.snapshots.begin(trainer, trainer.global_step)
+
+    def is_undecided(self, trainer: Trainer) -> bool:
+        """Return whether a validation is part of training, and the first of these weights."""
+        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
+        return fitting and self._decided_step != trainer.global_step
+
+
+class DecidingMixin(Decides, ReadingMixin):
+    """Callback that applies a rule of `ctrlreward.selection`, by its `decider`."""
+
+    @property
+    def _decided_step(self) -> int:  # type: ignore[override]
+        """Training step of the last decision, -1 before."""
+        return self.decider.step
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Set the directions of the rule: given, or declared by the scorers of the trainer."""
+        super().setup(trainer, pl_module, stage)
+        self.needs_validation(trainer, stage)
+        try:
+            self.decider.begin(partial(resolve_mode, trainer), known_bounds(trainer))
+        except ValueError as error:
+            self.refuse(str(error))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the rule."""
+        return {**super().state_dict(), **self.decider.to_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state, but not the settings, of the run that wrote the checkpoint."""
+        self.decider.load(state_dict)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the rule next to the log."""
+        super().on_train_start(trainer, pl_module)
+        log_dir = Path(trainer.log_dir or trainer.default_root_dir)
+        rules, modes = {type(self.rule).__name__: asdict(self.rule)}, known_modes(trainer)
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            on_rank_zero(lambda: note_decisions(log_dir, rules=rules, directions=modes))
+
+    def decide(self, snapshot: Snapshot) -> Any:
+        """Return the rule's decision on the weights of a step."""
+        try:
+            return self.decider.decide(snapshot)
+        except NotLogged as error:
+            self.refuse(str(error))
 
 
 def note_decisions(log_dir: Path, **content: Mapping[str, Any]) -> None:
@@ -85,143 +146,10 @@ def note_decisions(log_dir: Path, **content: Mapping[str, Any]) -> None:
     write_whole(file, json_text(noted))
 
 
-class RuleErrorMixin(RuntimeError, ValueError):
-    """A rule rejects its settings or misses a metric, a RuntimeError as in Lightning."""
-
-
-@contextmanager
-def rule_errors(callback: Callback) -> Iterator[None]:
-    """Raise the ValueError of a rule as a `RuleErrorMixin`, with the name of the callback."""
-    try:
-        yield
-    except ValueError as error:
-        ours = package_of(callback).ours
-        rule_error = import_module(_CLASSES.get(ours, ours)).RuleError
-        raise rule_error(f"{type(callback).__name__}: {error}") from error
-
-
-def find_scorer(trainer: Trainer, key: str) -> GenerationScorerMixin | None:
-    """Return the trainer's `GenerationScorer` that logs this key, None if there is none."""
-    scorers = callbacks_of(trainer, GenerationScorerMixin)
-    return next((scorer for scorer in scorers if key in scorer.specs), None)
-
-
-def read_metrics(
-    trainer: Trainer, reader: Reader
-) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
-    """Return all logged metrics, the keys without a new value, and the evidence.
-
-    The evidence is the value of each held-out prompt, for keys that a `GenerationScorer` logs.
-    """
-    logged = dict(trainer.callback_metrics)
-    scorers = callbacks_of(trainer, GenerationScorerMixin)
-    stale = {key for s in scorers if not s.has_new_scores for key in s.specs}
-    metrics = {key: value.item() for key, value in logged.items()}
-    evidence = {key: row for s in scorers for key, row in s.evidence.items()}
-    return metrics, stale | reader.read(logged), evidence
-
-
-class ReadingMixin(CallbackMixin):
-    """Callback that reads what a validation logged, and decides once on the same weights."""
-
-    _decided_step: int = -1  # training step of the last decision, -1 before
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._reader = Reader()
-
-    def reset(self, unused: dict[str, Any]) -> None:
-        """Return to the state before the first run, without what it read."""
-        self._reader = Reader()
-        super().reset(unused)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note what is logged before the validation."""
-        super().on_validation_start(trainer, pl_module)
-        self._reader.start(trainer)
-
-    def is_undecided(self, trainer: Trainer) -> bool:
-        """Return whether a validation is part of training, and the first of these weights."""
-        return is_fitting(trainer) and self._decided_step != trainer.global_step
-
-
-class DecidingMixin(Decides, ReadingMixin):
-    """Callback that applies a rule of `ctrlreward.selection`, by its `Decider`.
-
-    A setting of the rule that is assigned to the callback counts from the next run on.
-    """
-
-    _given: Any  # the rule, with directions as given
-
-    def decide_by(self, given: Any) -> None:
-        """Set the rule, at the end of a constructor."""
-        self._given, self.decider = given, Decider(given)
-
-    def settings(self) -> Any:
-        """Return the rule with the settings that were assigned to this callback."""
-        return with_assigned(self._given, self)
-
-    @property
-    def _decided_step(self) -> int:  # type: ignore[override]
-        """Training step of the last decision, -1 before."""
-        return self.decider.step
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the directions of the rule: given, or declared by the scorers of the trainer."""
-        super().setup(trainer, pl_module, stage)
-        self.needs_validation(trainer, stage)
-        with rule_errors(self):
-            mode_of = partial(resolve_mode, trainer)
-            self.decider.begin(self.settings(), mode_of, known_bounds(trainer))
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the rule next to the log."""
-        super().on_train_start(trainer, pl_module)
-        log_dir = Path(trainer.log_dir or trainer.default_root_dir)
-        rules, modes = {type(self.rule).__name__: asdict(self.rule)}, known_modes(trainer)
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            on_rank_zero(lambda: note_decisions(log_dir, rules=rules, directions=modes))
-
-    def decide(
-        self,
-        trainer: Trainer,
-        metrics: Mapping[str, float],
-        stale: Collection[str],
-        evidence: Mapping[str, Scores],
-    ) -> Any:
-        """Return the rule's decision on the weights of this step."""
-        with rule_errors(self):
-            decision = self.decider.decide(trainer.global_step, metrics, stale, evidence)
-        if self._decided_step == trainer.global_step:
-            self._reader.note()
-        return decision
-
-
-class MonitorMixin(DecidingMixin):
-    """Callback whose rule monitors one key, in Lightning's `monitor` and `mode`."""
-
-    @property
-    def mode(self) -> str:
-        """Better direction of the key: as given or assigned, else as a scorer declares it."""
-        if "decider" not in vars(self):  # in Lightning's constructor
-            return "max"
-        return self._given.mode or self.rule.mode or "max"
-
-    @mode.setter
-    def mode(self, mode: Mode) -> None:
-        if "decider" in vars(self):
-            self._given = replace(self._given, mode=mode)
-
-
 def may_stop(trainer: Trainer) -> bool:
     """Return whether the trainer's `min_epochs` and `min_steps` allow a stop at this validation."""
     epochs = trainer.current_epoch + int(trainer.is_last_batch)
     return epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
-
-
-def is_fitting(trainer: Trainer) -> bool:
-    """Return whether a validation is part of training: not the sanity check, not `validate`."""
-    return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
 def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
@@ -231,26 +159,28 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
     the module the directions of its components; `reward/total` and `reward/shaped` are better when
     higher, also of a module without a `Reward`; `reward/disagreement` when lower.
     """
-    scored = _scored_modes(trainer)
-    declared = scored | _reward_modes(trainer.lightning_module) | scored
+    scored, module = _scored_modes(trainer), trainer.lightning_module
+    rewards: dict[str, Mode] = {}
+    if isinstance(module, ShapedModule):
+        modes: dict[str, Mode] = {n: c.spec.mode for n, c in module.reward.components.items()}
+        # Derived are the deviations of an ensemble's members.
+        modes |= dict.fromkeys(module.reward.derived, "min")
+        rewards = {f"reward/{name}": mode for name, mode in modes.items()} | _REWARD_TOTALS
+    declared = scored | rewards | scored
     mode = mode or _REWARD_TOTALS.get(key)
     return better_direction(key, mode, declared.get(key), declared, argument)
 
 
-def monitored(trainer: Trainer) -> dict[str, Mode]:
-    """Return each key that a checkpoint or early stopping callback monitors, and its direction."""
-    kinds = ("callbacks.EarlyStopping", "callbacks.ModelCheckpoint")
-    modes: dict[str, Mode] = {}
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if any(is_instance(callback, kind) for kind in kinds) and callback.monitor is not None:
-            modes.setdefault(callback.monitor, callback.mode)
-    return modes
-
-
 def known_modes(trainer: Trainer) -> dict[str, Mode]:
     """Return the better direction of each key that a scorer declares or a callback monitors."""
+    kinds = ("callbacks.EarlyStopping", "callbacks.ModelCheckpoint")
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    watching = [each for each in callbacks if any(is_instance(each, kind) for kind in kinds)]
+    rules = [each.rule for each in callbacks_of(trainer, DecidingMixin)]
+    watching += [rule for rule in rules if isinstance(rule, StopRule)]
     scored = _scored_modes(trainer)
-    return scored | monitored(trainer) | scored
+    monitored = {each.monitor: each.mode for each in reversed(watching) if each.monitor}
+    return scored | monitored | scored
 
 
 def known_bounds(trainer: Trainer) -> dict[str, list[float | None]]:
@@ -262,13 +192,3 @@ def known_bounds(trainer: Trainer) -> dict[str, list[float | None]]:
 def _scored_modes(trainer: Trainer) -> dict[str, Mode]:
     scorers = callbacks_of(trainer, GenerationScorerMixin)
     return {key: spec.mode for scorer in scorers for key, spec in scorer.specs.items()}
-
-
-def _reward_modes(module: object) -> dict[str, Mode]:
-    """Return the better direction of each key that a policy logs of its rewards."""
-    if not isinstance(module, ShapedModule):
-        return {}
-    modes: dict[str, Mode] = {name: c.spec.mode for name, c in module.reward.components.items()}
-    # Derived are the deviations of an ensemble's members.
-    modes |= dict.fromkeys(module.reward.derived, "min")
-    return {f"reward/{name}": mode for name, mode in modes.items()} | _REWARD_TOTALS

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pytorch_lightning import Callback
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import Logger
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
-from ctrlreward.callbacks.monitoring import RuleErrorMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
@@ -43,7 +41,7 @@ class RewardCheckpoint(RewardCheckpointMixin, ModelCheckpoint):
     __doc__ = RewardCheckpointMixin.__doc__
 
 
-class RewardEarlyStopping(RewardEarlyStoppingMixin, EarlyStopping):
+class RewardEarlyStopping(RewardEarlyStoppingMixin, Callback):
     __doc__ = RewardEarlyStoppingMixin.__doc__
 
 
@@ -53,7 +51,3 @@ class RewardShaping(RewardShapingMixin, Callback):
 
 class RolloutSamples(RolloutSamplesMixin, Callback):
     __doc__ = RolloutSamplesMixin.__doc__
-
-
-class RuleError(RuleErrorMixin, MisconfigurationException):
-    __doc__ = RuleErrorMixin.__doc__

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
 from ctrlreward.callbacks.monitoring import (
     DecidingMixin,
-    ReadingMixin,
     note_decisions,
-    read_metrics,
 )
 from ctrlreward.files import (
     remove_at_once,
@@ -33,12 +31,11 @@ from ctrlreward.lightning_package import (
     LightningModule,
     Trainer,
     averaging_callbacks,
-    callbacks_of,
     is_sharded,
     package_of,
 )
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.selection.decider import Keeps
+from ctrlreward.selection.decider import Decider, Keeps
 
 
 @runtime_checkable
@@ -122,12 +119,18 @@ def whole_files(trainer: Trainer) -> Iterator[None]:
         vars(strategy).pop("save_checkpoint", None)
 
 
-class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
-    """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`."""
+class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin):
+    """Checkpoint callback that keeps what a rule of `ctrlreward.selection` chooses."""
 
     trainable_only = False
     _writes_last = False
     _logged: Mapping[str, torch.Tensor] = {}  # of the checkpoint that this run resumes from
+
+    def __init__(self, rule: Any, trainable_only: bool, **options: Any) -> None:
+        super().__init__(auto_insert_metric_name=False, save_on_train_epoch_end=False, **options)
+        self.decider = Decider(rule)
+        self.trainable_only = trainable_only
+        self._paths: dict[int, str] = {}  # step of a kept checkpoint → its path
 
     @property
     def best_adapter_path(self) -> str:
@@ -135,16 +138,17 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
         folder = adapter_folder(self.best_model_path)
         return folder if self.best_model_path and os.path.isdir(folder) else ""
 
-    @abstractmethod
-    def select(self, trainer: Trainer) -> None:
-        """Decide on the checkpoint of the validation that just ended, save and remove files."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return Lightning's state, that of the rule, and the paths of its checkpoints."""
+        return {**super().state_dict(), "paths": dict(self._paths)}
 
-    def judge(self, trainer: Trainer) -> tuple[dict[str, float], Any]:
-        """Return rank 0's metrics, and the decision on them."""
-        metrics, stale, evidence = read_metrics(trainer, self._reader)
-        # A metric logged without sync_dist differs between ranks; files and paths must not.
-        metrics = trainer.strategy.broadcast(metrics)
-        return metrics, self.decide(trainer, metrics, stale, evidence)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state. `on_train_start` checks which files exist."""
+        super().load_state_dict(state_dict)
+        self._paths = dict(state_dict["paths"])
+        if os.path.dirname(state_dict["last_model_path"]) == str(self.dirpath):
+            self.last_model_path = state_dict["last_model_path"]
+        self._show()
 
     def reset(self, unused: dict[str, Any]) -> None:
         """Forget the files of an earlier run, and the folder that this run would not have."""
@@ -201,26 +205,39 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
             self.refuse(f"the checkpoint lacks the trained {', '.join(sorted(lost)[:3])}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove what a killed run left, and show its metrics as old ones."""
+        """Remove what a killed run left, and forget kept checkpoints that are gone."""
         super().on_train_start(trainer, pl_module)
-        folders = {str(self.dirpath), os.path.dirname(trainer.ckpt_path or "")} - {""}
-        log_dir = Path(trainer.log_dir or trainer.default_root_dir)
+        resumed = os.path.dirname(trainer.ckpt_path or "")
+        own, log_dir = str(self.dirpath), Path(trainer.log_dir or trainer.default_root_dir)
 
-        def tidy() -> None:
-            for folder in (each for each in folders if "://" not in each):
-                for name in ("*.ckpt", "*-adapter"):
+        def tidy() -> dict[int, str]:
+            for folder in {own, resumed} - {""}:
+                for name in ("*.ckpt", "*-adapter") if "://" not in folder else ():
                     remove_unfinished(Path(folder), name)
             if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-                own = str(self.dirpath)
                 place = own if "://" in own else os.path.relpath(own, log_dir)
                 note_decisions(log_dir, folders={place: self.monitor})
+            return {step: self.find(path, resumed) for step, path in self._paths.items()}
 
-        on_rank_zero(tidy)
+        paths = on_rank_zero(tidy)
+        for step, path in paths.items():
+            if not path:
+                rank_zero_warn(f"{self._paths[step]} no longer exists and is not kept")
+        self._paths = {step: path for step, path in paths.items() if path}
+        self.decider.state = self.rule.available(self.state, self._paths)
+        self._show()
         trainer.callback_metrics.update(self._logged)
-        for each in callbacks_of(trainer, ReadingMixin):
-            each._reader.start(trainer)
-            each._reader.note()
+        self.snapshots.begin(trainer, -1)  # old ones
         self._logged = {}
+
+    def find(self, path: str, resumed: str) -> str:
+        """Return where a kept checkpoint is; a folder may have been moved. "" if it is gone.
+
+        `resumed` is the folder of the checkpoint that the run resumes from.
+        """
+        name = os.path.basename(path)
+        found = (path, *(os.path.join(f, name) for f in (str(self.dirpath), resumed) if f))
+        return next((each for each in found if "://" in each or os.path.exists(each)), "")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the checkpoint if it is selected, and always `last.ckpt`."""
@@ -233,6 +250,34 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
         for callback in callbacks if self is callbacks[-1] else ():
             if callback._writes_last:
                 callback.save_last_checkpoint(trainer)
+
+    def select(self, trainer: Trainer) -> None:
+        """Save the checkpoint if the rule keeps it, and remove the ones that it replaces."""
+        if self.save_top_k == 0:
+            return
+        step, snapshot = trainer.global_step, self.snapshots.take(trainer)
+        # A metric logged without sync_dist differs between ranks; files and paths must not.
+        metrics = trainer.strategy.broadcast(snapshot.metrics)
+        decision = self.decide(replace(snapshot, metrics=metrics))
+        if self.verbose:
+            rank_zero_info(f"{type(self).__name__} at step {step}: {decision.reason}")
+        elif decision.invalid:
+            rank_zero_warn(f"the checkpoint of step {step} is not kept: {decision.reason}")
+        dropped = [self._paths.pop(old) for old in decision.dropped]
+        if decision.keep:
+            values = {key: torch.tensor(metrics[key]) for key in self.rule.keys}
+            names = self.logged_metrics(trainer) | values
+            self._paths[step] = self.free_path(names, trainer, dropped[0] if dropped else None)
+        # Without those of a reference that other prompts have replaced, which stay on disk.
+        self._paths = {old: path for old, path in self._paths.items() if old in self.state.kept}
+        self._show()
+        # Written before another is removed, so that a killed run has all checkpoints to keep.
+        saved = self._paths[step] if decision.keep else ""
+        if saved:
+            self.save(trainer, saved)
+        for path in set(dropped) - set(self._paths.values()):
+            if self.may_remove(trainer, path, saved):
+                self.remove(trainer, path)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write `last.ckpt` if no validation has, and warn if no checkpoint was selected."""
@@ -265,13 +310,14 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
         if trainer.is_global_zero:
             shutil.rmtree(adapter_folder(path), ignore_errors=True)
 
-    def show_kept(self, kept: Mapping[str, float], best: str | None) -> None:
-        """Set Lightning's attributes by `kept`, path → value of `monitor`, and the best path."""
+    def _show(self) -> None:
+        """Set the attributes by which Lightning and its loggers find the checkpoints."""
         # Exact for metrics logged in float32 or float64.
-        scores = {path: torch.tensor(kept[path], dtype=torch.float64) for path in kept}
-        self.best_k_models = scores
-        self.best_model_path = best or ""
-        self.best_model_score = None if best is None else scores[best]
+        kept = {step: torch.tensor(v, dtype=torch.float64) for step, v in self.state.kept.items()}
+        self.best_k_models = {self._paths[s]: v.flatten()[0] for s, v in kept.items()}
+        best = self.selected_step
+        self.best_model_path = "" if best is None else self._paths[best]
+        self.best_model_score = None if best is None else self.best_k_models[self.best_model_path]
 
 
 def selecting_checkpoint(trainer: Trainer) -> SelectingCheckpointMixin | None:

@@ -10,9 +10,8 @@ from ctrlreward.extras import not_installed
 
 try:
     from lightning.pytorch import Callback, LightningModule
-    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+    from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.loggers import Logger
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 except ModuleNotFoundError as error:
     raise ImportError(not_installed("lightning", "ctrlreward.lightning")) from error
 
@@ -21,7 +20,6 @@ from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.judges import AUC
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
-from ctrlreward.callbacks.monitoring import RuleErrorMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.ranges import UsefulRange
 from ctrlreward.callbacks.report import BeforeAfterMixin
@@ -89,7 +87,7 @@ class RewardCheckpoint(RewardCheckpointMixin, ModelCheckpoint):
     __doc__ = RewardCheckpointMixin.__doc__
 
 
-class RewardEarlyStopping(RewardEarlyStoppingMixin, EarlyStopping):
+class RewardEarlyStopping(RewardEarlyStoppingMixin, Callback):
     __doc__ = RewardEarlyStoppingMixin.__doc__
 
 
@@ -99,7 +97,3 @@ class RewardShaping(RewardShapingMixin, Callback):
 
 class RolloutSamples(RolloutSamplesMixin, Callback):
     __doc__ = RolloutSamplesMixin.__doc__
-
-
-class RuleError(RuleErrorMixin, MisconfigurationException):
-    __doc__ = RuleErrorMixin.__doc__

@@ -16,12 +16,11 @@ if TYPE_CHECKING:  # the types of one package represent both
     from pytorch_lightning import Callback as Callback
     from pytorch_lightning import LightningModule as LightningModule
     from pytorch_lightning import Trainer as Trainer
-    from pytorch_lightning.callbacks import EarlyStopping as EarlyStopping
     from pytorch_lightning.callbacks import ModelCheckpoint as ModelCheckpoint
     from pytorch_lightning.loggers import Logger as Logger
     from pytorch_lightning.loggers import WandbLogger as WandbLogger
 else:
-    Callback = EarlyStopping = LightningModule = Logger = ModelCheckpoint = object
+    Callback = LightningModule = Logger = ModelCheckpoint = object
     Trainer = WandbLogger = object
 
 Kind = TypeVar("Kind")

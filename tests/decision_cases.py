@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
+from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, Snapshot, StopRule
+from ctrlreward.selection.decider import Decider
 
 PROMPTS = 3  # of tests/callbacks/conftest.py
 PATIENCE, THRESHOLD = "patience_exhausted", "stopping_threshold"
@@ -231,25 +232,30 @@ BY_PROMPT = {
 
 
 class HandDriven:
-    """Rules of a case, and their states, driven without a trainer."""
+    """Rules of a case with their states, driven without a trainer."""
 
     def __init__(self, case: Case | ByPrompt) -> None:
         self.case, self.rules = case, case.rules()
-        self.states = {name: rule.start() for name, rule in self.rules.items()}
+        self.deciders = {name: Decider(rule) for name, rule in self.rules.items()}
+
+    @property
+    def states(self) -> dict[str, Any]:
+        return {name: decider.state for name, decider in self.deciders.items()}
 
     def play(self, cut: int | None = None, **validations: Any) -> HandDriven:
         """Run the case until it stops; after step `cut` the run is interrupted and resumed."""
-        for step, *seen in self.case.validations(**validations):
+        for step, metrics, stale, evidence in self.case.validations(**validations):
+            snapshot = Snapshot(step, metrics, metrics.keys() - {*stale}, evidence)
             stops = False
-            for name, rule in self.rules.items():
-                self.states[name], decision = rule.update(self.states[name], step, *seen)
+            for name, decider in self.deciders.items():
+                decision = decider.decide(snapshot)
                 stops |= name == "stop" and decision.stop
             if step == cut:
-                for name, state in self.states.items():
-                    restored = type(state).from_dict(json.loads(json.dumps(state.to_dict())))
-                    self.states[name] = restored
-                self.states["stop"], decision = self.rules["stop"].resume(self.states["stop"])
-                stops = decision.stop
+                for name, decider in self.deciders.items():
+                    restored = Decider(self.rules[name])
+                    restored.load(json.loads(json.dumps(decider.to_dict())))
+                    self.deciders[name] = restored
+                stops = self.deciders["stop"].resume()
             if stops:
                 break
         return self

@@ -184,7 +184,7 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         address = server.__enter__().address
         request.addfinalizer(lambda: server.__exit__(None, None, None))
         patch.setattr("ctrlreward.scorers.judge.check_address", lambda *_: address)
-    if page == "style_transfer_metrics.md":
+    if page == "scorers.md":
         tiny_data(patch, small)
     if page == "training.md":
         Path("runs/own").mkdir(parents=True)

@@ -294,7 +294,7 @@ def mistakes() -> None:
     cr.CtrlEval()  # type: ignore[attr-defined]
     callbacks.GenerationScorer(cr.Similarity(), ["soup"])  # type: ignore[arg-type]
     callbacks.RewardCheckpoint("score/content", mode="maximum")  # type: ignore[arg-type]
-    lightning.RewardEarlyStopping("score/content", patience="3")  # type: ignore[arg-type]
+    lightning.RewardEarlyStopping("score/content", mode="up")  # type: ignore[arg-type]
     policy.PolicyTuner("smollm2-135m", 3)  # type: ignore[arg-type]
     policy.PolicyTuner("smollm2-135m", brevity, baseline="rloo")  # type: ignore[arg-type]
     trl.as_reward_funcs(3)  # type: ignore[arg-type]

@@ -31,8 +31,8 @@ from ctrlreward.lightning_package import package_of
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 from ctrlreward.selection.alarm import LEVEL, HeldOutMode, Reference
-from ctrlreward.selection.decider import Decider, Decides, Keeps, KeepsFront, with_assigned
-from ctrlreward.selection.metrics import Bounds, NotLogged
+from ctrlreward.selection.decider import Decider, Decides, Keeps, KeepsFront
+from ctrlreward.selection.metrics import Bounds, NotLogged, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +60,11 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
 
     def _begin(self, state: TrainerState, declared: Mapping[str, Bounds]) -> None:
         """Set the directions and ranges that scorers declare when training begins."""
-        rule = with_assigned(self._given, self)
         try:
-            self.decider.begin(rule, partial(resolve_mode, state), declared)
+            self.decider.begin(partial(resolve_mode, state), declared)
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}: {error}") from None
-        stored(state).setdefault("rules", {})[type(rule).__name__] = asdict(self.rule)
+        stored(state).setdefault("rules", {})[type(self.rule).__name__] = asdict(self.rule)
 
     def resume(self) -> bool:
         """Return whether a resumed run had stopped, and would stop with these settings."""
@@ -184,7 +183,8 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
             values, stale, evidence = read_validation(state, metrics, decided, awaited)
             if self._waits(state, stale):
                 return
-            decision = self.decider.decide(state.global_step, values, stale, evidence)
+            fresh = values.keys() - stale
+            decision = self.decider.decide(Snapshot(state.global_step, values, fresh, evidence))
         except ValueError as error:  # unless another set has the keys
             if not (isinstance(error, NotLogged) and awaits(args, state, error.key)):
                 hint = "Add the callback that logs it before this one"
@@ -441,7 +441,7 @@ class RewardEarlyStopping(DecisionCallback):
 
     def resume(self) -> bool:
         """Return whether the run had stopped, unless its new settings would not have stopped it."""
-        return bool(self.decider.resume().stop)
+        return self.decider.resume()
 
     def act(
         self, decision: Any, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
@@ -501,7 +501,7 @@ class ProxyGuard(DecisionCallback):
 
     def resume(self) -> bool:
         """Return whether an alarm had stopped the run, and would with these settings."""
-        return bool(self.decider.resume().alarm and self.stop)
+        return self.decider.resume() and self.stop
 
     def act(
         self, decision: Any, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
@@ -521,7 +521,7 @@ class ProxyGuard(DecisionCallback):
         runs = tracked_runs(args) if state.is_world_process_zero else []
         for module, run in runs:
             add_to_run(module, run, self.name, as_shown(row), state.global_step)
-        if decision.alarm and not self.state.before.alarm:
+        if decision.alarm and not self.decider.before.alarm:
             self.say(state, decision.reason)
             title = f"{self.name}: possible reward hacking"
             for module, run in runs:

@@ -336,7 +336,7 @@ def interval_of(each: Decided, key: str) -> tuple[float, float] | None:
     if it is not around the value, as of a score of the whole corpus with few prompts.
     """
     row = (each.validation.evidence or {}).get(key)
-    if row is None or key in each.validation.stale:
+    if row is None or key not in each.validation.fresh:
         return None
     from scipy.stats import bootstrap  # takes half a second
 

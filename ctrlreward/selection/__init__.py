@@ -17,20 +17,21 @@ All four rules (`StopRule`, `BestRule`, `ParetoRule`, `AlarmRule`) have this sha
 - `rule.update(state, step, metrics, stale=(), evidence=None)` returns `(state, decision)`.
   `metrics` maps logged keys to floats. `stale` lists keys without a new value, on which no decision
   is made. `evidence` maps keys to one value per held-out prompt, by which two validations are
-  compared (docs/decisions.md); without it, rules decide on means, as `ParetoRule` always does.
+  compared (docs/stopping_and_selection.md); without it, rules decide on means, as `ParetoRule`
+  always does.
 - `decision.reason` explains the decision in words.
 - `state.to_dict()` returns plain data for a checkpoint or a JSON file. `<State>.from_dict` restores
   it, and the fold continues as if it had not been interrupted.
 
-`StopRule` and `AlarmRule` also have `resume(state)`, for a run that they ended and that is started
-again: it judges the last validation with the settings of the rule. `BestRule` and `ParetoRule` also
-have `best(state)`, the step of the best checkpoint. `RunRules` folds all rules of a run at once.
+`BestRule` and `ParetoRule` also have `best(state)`, the step of the best checkpoint. `RunRules`
+folds all rules of a run at once.
 """
 
 from ctrlreward.selection.alarm import AlarmDecision, AlarmRule, AlarmState
 from ctrlreward.selection.best import BestRule, BestState, KeepDecision
+from ctrlreward.selection.metrics import Snapshot
 from ctrlreward.selection.pareto import ParetoRule, ParetoState
-from ctrlreward.selection.replay import Decided, RunRules, RunValidation
+from ctrlreward.selection.replay import Decided, RunRules
 from ctrlreward.selection.stopping import StopDecision, StopRule, StopState
 
 __all__ = [
@@ -44,7 +45,7 @@ __all__ = [
     "ParetoRule",
     "ParetoState",
     "RunRules",
-    "RunValidation",
+    "Snapshot",
     "StopDecision",
     "StopRule",
     "StopState",

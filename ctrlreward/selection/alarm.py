@@ -48,8 +48,6 @@ class AlarmState(State):
         alarm_step: Step of the first alarm, -1 before.
         references: Held-out key → its reference validation.
         tests: Number of tests so far.
-        last: The last validation with scores by prompt, None before the first.
-        before: The state before it, without an earlier one.
 
     Examples:
         >>> AlarmState().alarmed(step=200).alarm_step
@@ -60,8 +58,11 @@ class AlarmState(State):
     alarm_step: int = -1
     references: Mapping[str, Validation] = field(default_factory=dict)
     tests: int = 0
-    last: Validation | None = None
-    before: AlarmState | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last test raised an alarm, which ends a run that stops at alarms."""
+        return self.alarm
 
     def alarmed(self, step: int) -> AlarmState:
         """Return the state with an alarm at this step."""
@@ -102,8 +103,9 @@ class AlarmRule:
         held_out: Key of a metric that is not optimised, several keys, or key → "max" if higher is
             better, "min" if lower is better, "drift" if any change is a decline (length, KL). With
             several, each is tested at its share of the level (Bonferroni).
-        proxy_mode: "max" if higher is better, "min" if lower is better.
-        held_out_mode: Mode of held-out metrics without one.
+        proxy_mode: "max" if higher is better, "min" if lower is better. Defaults to the direction
+            that a scorer of the trainer declares for the key, else to "max".
+        held_out_mode: The same for held-out metrics without a mode.
         level: Probability of a false alarm in the whole run, in (0, 1).
         reference: Validation to compare with: "first", or "best", the one with the best held-out
             mean so far, which notices a decline after a rise.
@@ -128,8 +130,8 @@ class AlarmRule:
 
     proxy: str
     held_out: str | Sequence[str] | Mapping[str, HeldOutMode]
-    proxy_mode: Mode | None = "max"
-    held_out_mode: HeldOutMode | None = "max"
+    proxy_mode: Mode | None = None
+    held_out_mode: HeldOutMode | None = None
     level: float = LEVEL
     reference: Reference = "first"
     margin: float | Mapping[str, float] | None = None
@@ -210,19 +212,10 @@ class AlarmRule:
         if lacking:
             reason = f"{', '.join(lacking)} without scores by prompt, which an alarm needs"
             return state, AlarmDecision(state.alarm, None, reason, untestable=True)
-        return self._judge(state, Validation.of(step, metrics, evidence, keys))
-
-    def resume(self, state: AlarmState) -> tuple[AlarmState, AlarmDecision]:
-        """Repeat the test of a run that an alarm ended, with the settings of this rule."""
-        if not state.alarm or state.before is None or state.last is None:
-            return state, AlarmDecision(False, None, "there was no alarm")
-        return self._judge(state.before, state.last)
-
-    def _judge(self, state: AlarmState, now: Validation) -> tuple[AlarmState, AlarmDecision]:
-        new, p_value, reason = self._compare(state, now)
+        new, p_value, reason = self._compare(state, Validation.of(step, metrics, evidence, keys))
         alarm = p_value <= self.level
-        new = replace(new, alarm=alarm, last=now, before=replace(state, before=None))
-        return new.alarmed(now.step) if alarm else new, AlarmDecision(alarm, p_value, reason)
+        new = new.alarmed(step) if alarm else replace(new, alarm=False)
+        return new, AlarmDecision(alarm, p_value, reason)
 
     def _compare(self, state: AlarmState, now: Validation) -> tuple[AlarmState, float, str]:
         """Return references and tests so far, the p-value for the run and a reason."""

@@ -89,7 +89,8 @@ class BestRule:
 
     Args:
         monitor: Key of the score.
-        mode: "max" if higher is better, "min" if lower is better; None is "max" until `directed`.
+        mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
+            scorer of the trainer declares for the key, else to "max".
         top_k: Number of checkpoints to keep, -1 for all.
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
             NaN and a key without a value violate the constraint. A key that this validation did
@@ -114,7 +115,7 @@ class BestRule:
     """
 
     monitor: str
-    mode: Mode | None = "max"
+    mode: Mode | None = None
     top_k: int = 1
     constraints: Mapping[str, Bounds] = field(default_factory=dict)
     level: float = 0.05

@@ -7,17 +7,10 @@ not a new validation; and a value counts as new only if it was logged since the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.selection.metrics import Bounds, Evidence, ModeOf, renewed
-
-
-def with_assigned(rule: Any, callback: object) -> Any:
-    """Return a rule with the settings that were assigned to attributes of a callback."""
-    names = {field.name for field in fields(rule)}
-    return replace(rule, **{name: v for name, v in vars(callback).items() if name in names})
+from ctrlreward.selection.metrics import ModeOf, Snapshot, Validation
 
 
 def stale_keys(
@@ -55,6 +48,7 @@ class Decider:
     Attributes:
         rule: The rule, with the directions that the scorers of the run declare once it has begun.
         state: Its state.
+        before: The state before the validation that ended the run, None otherwise.
         step: Training step of the last decision, -1 before.
         measures: Key → what its last value was measured on; with another, a new reference begins.
     """
@@ -62,60 +56,82 @@ class Decider:
     def __init__(self, rule: Any) -> None:
         self.rule: Any = rule
         self.state: Any = rule.start()
+        self.before: Any = None
         self.step = -1
         self.measures: dict[str, str] = {}
+        self._given = rule  # with directions as given
+        self._last: Validation | None = None  # that ended the run
+        self._declared: Collection[str] | None = None
 
-    def begin(self, rule: Any, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> None:
-        """Take the settings of a run. A state that no validation has changed starts anew."""
-        self.rule = rule.directed(mode_of)
-        check_declared(rule.keys, ranges)
+    def begin(self, mode_of: ModeOf, declared: Collection[str]) -> None:
+        """Take the directions of a run. A state that no validation has changed starts anew.
+
+        Of keys that its scorers have `declared`, a value may come later; others must be logged.
+        """
+        self.rule = self._given.directed(mode_of)
+        check_declared(self.rule.keys, declared)
+        self._declared = declared
         if self.step < 0:
             self.state = self.rule.start()
 
-    def decide(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        stale: Collection[str] = (),
-        evidence: Evidence | None = None,
-    ) -> Any:
+    def decide(self, now: Snapshot) -> Any:
         """Return the decision of the rule; the weights count as decided if it judged anything."""
-        self.state = renewed(self.rule, self.state, self.measures, stale, evidence)
-        after, decision = self.rule.update(self.state, step, metrics, stale, evidence)
-        if after is not self.state:
-            self.state = after
-            self.step = step
+        rule, state = self.rule, self.state
+        stale = now.stale(rule.keys, self.step, self._declared)
+        measured = {
+            key: digest
+            for key in rule.keys
+            if key not in stale and (digest := getattr(now.evidence.get(key), "prompts", ""))
+        }
+        changed = [k for k, digest in measured.items() if self.measures.get(k, digest) != digest]
+        self.measures |= measured
+        if changed:  # a new reference; counts remain, so that the level holds for the whole run
+            state = self.state = rule.renewed(state, changed)
+        self.state, decision = rule.update(state, now.step, now.metrics, stale, now.evidence)
+        if self.state is not state:
+            self.step, self.before, self._last = now.step, None, None
+            if self.state.ended:
+                self.before = state
+                self._last = Validation.of(now.step, now.metrics, now.evidence, rule.keys)
         return decision
 
-    def resume(self) -> Any:
-        """Judge the last validation of a resumed run again, with the settings of this one."""
-        self.state, decision = self.rule.resume(self.state)
-        return decision
+    def resume(self) -> bool:
+        """Return whether the run had ended, and ends again by the settings of this one.
+
+        The last validation is judged again.
+        """
+        last = self._last
+        if last is None or not self.state.ended:
+            return False
+        self.state, _ = self.rule.update(self.before, last.step, last.metrics, (), last.rows())
+        return bool(self.state.ended)
 
     def to_dict(self) -> dict[str, Any]:
         """Return state and last step as plain data."""
-        return {**self.state.to_dict(), "decided": self.step, "measures": dict(self.measures)}
+        plain = {**self.state.to_dict(), "decided": self.step, "measures": dict(self.measures)}
+        if self._last is not None:
+            plain |= {"before": self.before.to_dict(), "last": self._last.to_dict()}
+        return plain
 
     def load(self, plain: Mapping[str, Any]) -> None:
         """Restore `to_dict`; keys of others are ignored."""
         self.step = plain.get("decided", -1)
         self.measures = dict(plain.get("measures", {}))
-        self.state = type(self.rule.start()).from_dict(plain)
+        kind = type(self.rule.start())
+        self.state, self.before, self._last = kind.from_dict(plain), None, None
+        if "last" in plain:
+            self.before = kind.from_dict(plain["before"])
+            self._last = Validation.from_dict(plain["last"])
 
 
 class Decides:
-    """Callback of any trainer that decides by a rule.
-
-    Attributes:
-        rule: The rule; once a run has begun, with the directions that its scorers declare.
-        state: State of the rule.
-    """
+    """Callback of any trainer that decides by a rule, `rule`, which has a `state`."""
 
     decider: Decider
 
     @property
     def rule(self) -> Any:
-        """The rule that decides."""
+        """The rule; once a run has begun, with the directions that its scorers declare."""
         return self.decider.rule
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Self, TypeAlias
 
@@ -19,7 +19,12 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from ctrlreward.arguments import Mode, did_you_mean
-from ctrlreward.functional.sequential import PairedDifference, level_of_test, paired_difference
+from ctrlreward.functional.sequential import (
+    PairedDifference,
+    PromptScores,
+    level_of_test,
+    paired_difference,
+)
 
 Evidence: TypeAlias = Mapping[str, Sequence[float] | npt.NDArray[np.floating[Any]]]
 """Logged key → one value for each prompt, shape (prompts,)."""
@@ -35,6 +40,11 @@ ModeOf: TypeAlias = Callable[[str, Mode | None, str], Mode]
 class State:
     """State of a rule: a dataclass that becomes plain data and back."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether the last validation ended the run, or would have."""
+        return False
+
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
         plain: dict[str, Any] = _adapter(type(self)).dump_python(self, warnings=False)
@@ -48,6 +58,46 @@ class State:
 
 
 _adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a validation logged, made once for all rules that decide on it.
+
+    Attributes:
+        step: Training step.
+        metrics: Logged key → last value, which may be older than this validation.
+        fresh: Keys with a value of this validation.
+        evidence: Key → one value for each held-out prompt.
+        trained: Key that training logs, not validations → step of its last value. It is new to a
+            rule that has not decided since.
+
+    Examples:
+        >>> Snapshot(10, {"acc": 0.5}, {"acc"}).having(alarm=1.0).metrics
+        {'acc': 0.5, 'alarm': 1.0}
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    fresh: Collection[str]
+    evidence: Evidence = field(default_factory=dict)
+    trained: Mapping[str, int] = field(default_factory=dict)
+
+    def stale(
+        self, keys: Collection[str], decided: int, declared: Collection[str] | None
+    ) -> set[str]:
+        """Return the keys without a new value for a rule that last decided at a step.
+
+        A key that is not logged is stale if scorers have `declared` it, else an error of the rule;
+        None declares all.
+        """
+        fresh = {*self.fresh, *(key for key, step in self.trained.items() if step > decided)}
+        known = {*self.metrics, *(keys if declared is None else declared)}
+        return {key for key in keys if key not in fresh and key in known}
+
+    def having(self, **values: float) -> Snapshot:
+        """Return the snapshot with more new values."""
+        return replace(self, metrics={**self.metrics, **values}, fresh={*self.fresh, *values})
 
 
 @dataclass(frozen=True)
@@ -75,6 +125,10 @@ class Validation(State):
         }
         return cls(step, {key: read(metrics, key) for key in names}, values, known)
 
+    def rows(self) -> dict[str, PromptScores]:
+        """Return the evidence with its prompts, as `of` takes it."""
+        return {k: PromptScores(row, self.prompts.get(k, "")) for k, row in self.evidence.items()}
+
     def has_prompts_of(self, other: Validation, key: str) -> bool:
         """Return whether both have evidence, of the same prompts as far as these are known."""
         before, after = self.evidence.get(key), other.evidence.get(key)
@@ -93,25 +147,6 @@ def check_key(argument: str, given: object) -> None:
     """Raise a TypeError unless the argument is a string, as the keys of logged metrics are."""
     if not isinstance(given, str):
         raise TypeError(f"{argument} must be the key of a logged metric, got {given!r}")
-
-
-def renewed(
-    rule: Any,
-    state: Any,
-    measures: dict[str, str],
-    stale: Collection[str],
-    evidence: Evidence | None,
-) -> Any:
-    """Return the state of a rule, with a new reference if other prompts or completions are scored.
-
-    `measures`, key → what its last value was measured on (`PromptScores.prompts`), are updated.
-    Counts remain, so that the level holds for the whole run.
-    """
-    rows = {key: row for key, row in (evidence or {}).items() if key in rule.keys}
-    now = {key: getattr(row, "prompts", "") for key, row in rows.items() if key not in stale}
-    changed = [key for key, one in now.items() if one and measures.get(key, one) != one]
-    measures |= {key: one for key, one in now.items() if one}
-    return rule.renewed(state, changed) if changed else state
 
 
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ctrlreward.selection.alarm import AlarmDecision, AlarmRule
 from ctrlreward.selection.best import BestRule, ConstraintCheck, KeepDecision
-from ctrlreward.selection.metrics import Evidence, renewed
+from ctrlreward.selection.decider import Decider
+from ctrlreward.selection.metrics import Evidence, Snapshot
 from ctrlreward.selection.pareto import ParetoRule
 from ctrlreward.selection.stopping import StopDecision, StopRule
 
@@ -17,23 +18,6 @@ ALARM_KEY = "guard/alarm"  # as `ProxyGuard` logs it
 # A file next to the log: `rules`, name of a class → its settings; `directions`, key → the better
 # one; `folders` of checkpoints, relative to the log → the key that is monitored there.
 DECISIONS = "decisions.json"
-
-
-class RunValidation(NamedTuple):
-    """A validation, the input of rules.
-
-    `metrics` are the last values until this step, `stale` the keys without a new one, and
-    `evidence` maps a key to the value of each held-out prompt.
-
-    Examples:
-        >>> RunValidation(10, {"acc": 0.5}).metrics
-        {'acc': 0.5}
-    """
-
-    step: int
-    metrics: Mapping[str, float]
-    stale: Collection[str] = ()
-    evidence: Evidence | None = None
 
 
 class Decided(NamedTuple):
@@ -51,12 +35,12 @@ class Decided(NamedTuple):
 
     Examples:
         >>> from ctrlreward.selection import BestRule
-        >>> (decided,) = RunRules(BestRule("acc")).replay([RunValidation(10, {"acc": 0.5})])
+        >>> (decided,) = RunRules(BestRule("acc")).replay([Snapshot(10, {"acc": 0.5}, {"acc"})])
         >>> decided.best
         10
     """
 
-    validation: RunValidation
+    validation: Snapshot
     constraints: Mapping[str, ConstraintCheck]
     keep: KeepDecision | None
     best: int | None
@@ -81,7 +65,7 @@ class RunRules:
     Examples:
         >>> from ctrlreward.selection import BestRule, StopRule
         >>> rules = RunRules(best=BestRule("acc"), stop=StopRule("acc", patience=1))
-        >>> seen = [RunValidation(10, {"acc": 0.5}), RunValidation(20, {"acc": 0.4})]
+        >>> seen = rules.validations([(10, {"acc": 0.5}, {}), (20, {"acc": 0.4}, {})])
         >>> [(each.best, each.stopped) for each in rules.replay(seen)]
         [(10, False), (10, True)]
     """
@@ -112,7 +96,7 @@ class RunRules:
 
     def validations(
         self, steps: Iterable[tuple[int, Mapping[str, float], Evidence]]
-    ) -> Iterator[RunValidation]:
+    ) -> Iterator[Snapshot]:
         """Yield the validations of a log: the steps at which a monitored key was logged.
 
         Other metrics have their last value, which may be stale. `steps` are step, metrics logged at
@@ -120,44 +104,40 @@ class RunRules:
         """
         last: dict[str, float] = {}
         fresh: set[str] = set()
-        keys = [*self.monitored, *self.others]
         for step, metrics, evidence in steps:
             last |= metrics
             fresh |= set(metrics)
             if any(key in metrics for key in self.monitored):
-                yield RunValidation(step, dict(last), {k for k in keys if k not in fresh}, evidence)
+                yield Snapshot(step, dict(last), fresh, evidence)
                 fresh = set()
 
-    def replay(self, validations: Iterable[RunValidation]) -> Iterator[Decided]:
-        """Yield the decisions of the rules at each validation; a `NotLogged` if a key is absent."""
+    def replay(self, validations: Iterable[Snapshot]) -> Iterator[Decided]:
+        """Yield the decisions of the rules at each validation."""
         every = {"alarm": self.alarm, "best": self.best, "stop": self.stop, "pareto": self.pareto}
-        rules: dict[str, Any] = {name: rule for name, rule in every.items() if rule}
-        states = {name: rule.start() for name, rule in rules.items()}
-        measures: dict[str, dict[str, str]] = {name: {} for name in rules}
-        keeps, stopped = "best" if self.best else "pareto", False
-        for each in validations:
-            step, metrics, stale, evidence = each
+        deciders = {name: Decider(rule) for name, rule in every.items() if rule}
+        keeper, front = deciders.get("best") or deciders.get("pareto"), deciders.get("pareto")
+        bounds = self.best.constraints if self.best else {}
+        alarm_step, stopped = -1, False
+        for snapshot in validations:
             decisions: dict[str, Any] = dict.fromkeys(every)
-            for name, rule in rules.items():
-                state = renewed(rule, states[name], measures[name], stale, evidence)
-                state, decision = rule.update(state, step, metrics, stale, evidence)
-                states[name], decisions[name] = state, decision
+            for name, decider in deciders.items():
+                decisions[name] = decider.decide(snapshot)
                 if name == "alarm":
-                    metrics = {**metrics, ALARM_KEY: float(decision.alarm)}
-                    stale = set(stale) - {ALARM_KEY}
+                    alarm_step = decider.state.alarm_step
+                    snapshot = snapshot.having(**{ALARM_KEY: float(decisions[name].alarm)})
             stopped = stopped or (self.stop is not None and decisions["stop"].stop)
-            keeper, kept = rules.get(keeps), states.get(keeps)
+            waiting = [key for key in bounds if key not in snapshot.fresh]
             yield Decided(
-                each._replace(metrics=metrics),
-                self.best.check_constraints(metrics, stale) if self.best else {},
+                snapshot,
+                self.best.check_constraints(snapshot.metrics, waiting) if self.best else {},
                 decisions["best"],
-                keeper.best(kept) if keeper else None,
-                keeper.explain(kept) if keeper else "",
-                tuple(states["pareto"].kept) if self.pareto else (),
+                keeper.rule.best(keeper.state) if keeper else None,
+                keeper.rule.explain(keeper.state) if keeper else "",
+                tuple(front.state.kept) if front else (),
                 decisions["stop"],
                 stopped,
                 decisions["alarm"],
-                states["alarm"].alarm_step if self.alarm else -1,
+                alarm_step,
             )
 
     def choice(

@@ -42,8 +42,6 @@ class StopState(State):
         leader: Validation of `best` with scores by prompt, or None.
         compared: Number of validations with scores by prompt, without the first; -1 before it.
         failed: Number of NaN in a row at the end.
-        last: The last validation, None before the first.
-        before: The state before it, without an earlier one.
 
     Examples:
         >>> state = StopRule("score/sim").start()
@@ -59,8 +57,11 @@ class StopState(State):
     leader: Validation | None = None
     compared: int = -1
     failed: int = 0
-    last: Validation | None = None
-    before: StopState | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the rule stopped the run."""
+        return self.stopped_by is not None
 
     def stopped(self, step: int, cause: str | None, reason: str) -> StopState:
         """Return the state with a stop."""
@@ -75,7 +76,7 @@ class StopDecision(NamedTuple):
     """Decision whether to stop training, with one of the causes of `StopState.stopped_by`.
 
     Examples:
-        >>> StopDecision(False, None, "the run had not been stopped").stop
+        >>> StopDecision(False, None, "improved").stop
         False
     """
 
@@ -90,7 +91,8 @@ class StopRule:
 
     Args:
         monitor: Key of the score.
-        mode: "max" if higher is better, "min" if lower is better; None is "max" until `directed`.
+        mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
+            scorer of the trainer declares for the key, else to "max".
         patience: Number of scores in a row without improvement that stops training.
         min_delta: An improvement must exceed this, in units of the score. "noise" counts an
             improvement only if the scores of the prompts show it: the interval of the difference to
@@ -118,7 +120,7 @@ class StopRule:
     """
 
     monitor: str
-    mode: Mode | None = "max"
+    mode: Mode | None = None
     patience: int = 3
     min_delta: float | Literal["noise"] = 0.0
     min_steps: int = 0
@@ -176,22 +178,10 @@ class StopRule:
         waiting = no_new_value([self.monitor], stale)
         if waiting:
             return state, StopDecision(False, None, waiting)
-        return self._judge(state, Validation.of(step, metrics, evidence, [self.monitor]))
-
-    def resume(self, state: StopState) -> tuple[StopState, StopDecision]:
-        """Judge the last validation of a stopped run again, with the settings of this rule.
-
-        If they, such as more patience, would not have stopped it, the stop leaves the state.
-        """
-        if state.stopped_by is None or state.before is None or state.last is None:
-            return state.running(), StopDecision(False, None, "the run had not been stopped")
-        return self._judge(state.before, state.last)
-
-    def _judge(self, state: StopState, now: Validation) -> tuple[StopState, StopDecision]:
+        now = Validation.of(step, metrics, evidence, [self.monitor])
         new, cause, reason = self._decide(state, now)
-        new = replace(new, last=now, before=replace(state, before=None))
         if cause is not None:
-            new = new.stopped(now.step, cause, reason)
+            new = new.stopped(step, cause, reason)
         return new, StopDecision(cause is not None, cause, reason)
 
     def _decide(self, state: StopState, now: Validation) -> tuple[StopState, str | None, str]:

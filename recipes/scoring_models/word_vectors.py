@@ -1,6 +1,6 @@
 """Word vectors with the idf, and the mean, of your corpus.
 
-For YAML and the command line, in place of a sentence encoder; see docs/style_transfer_metrics.md.
+For YAML and the command line, in place of a sentence encoder; see docs/scorers.md.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def play(fit, counter, curve, held_out, tmp_path, monkeypatch) -> Callable[..., 
             "score/a",
             dirpath=str(root / "best"),
             save_top_k=case.top_k,
-            constraints=bounds and {"score/b": bounds},
+            constraints={"score/b": bounds} if bounds else {},
         )
         front = ParetoCheckpoint(["score/a", "score/b"], dirpath=str(root / "front"))
         last = root / "front" / "last.ckpt"  # written last: contains all states
@@ -74,8 +74,6 @@ def play(fit, counter, curve, held_out, tmp_path, monkeypatch) -> Callable[..., 
         )
         files = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
         saved = torch.load(last, weights_only=True)["callbacks"]
-        for state in saved.values():
-            state.pop("current_score", None)  # Lightning writes it and never reads it
         return Outcome(stopper, best, front, files, list(drawn), saved)
 
     return run
@@ -140,8 +138,7 @@ def test_resuming_from_any_validation_equals_the_uninterrupted_run(
         shutil.rmtree(root)
         shutil.copytree(copy, root)
         resumed = play(case, case.steps, resume=True)
-        for attribute in ("stopped_step", "stopped_by", "stopping_reason_message", "wait_count"):
-            assert getattr(resumed.stopper, attribute) == getattr(whole.stopper, attribute)
+        assert repr(resumed.stopper.state) == repr(whole.stopper.state)
         assert resumed.files == whole.files
         assert resumed.drawn == whole.drawn
         assert repr(resumed.states) == repr(whole.states)

@@ -200,11 +200,3 @@ def test_a_module_without_a_reward_may_log_its_total(fit, writer, prompts, key, 
     # The total rises at each step, and the texts get worse.
     assert (watcher.alarm_step > 0) == (mode is None)
     assert best.selected_step == (24 if mode is None else 1)
-
-
-# Errors
-
-
-def test_the_guard_is_listed_after_the_scores(fit, writer, prompts) -> None:
-    with pytest.raises(MisconfigurationException, match="GenerationScorer"):
-        fit(writer(), [guard(), watch(prompts)])

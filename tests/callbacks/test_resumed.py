@@ -83,7 +83,7 @@ def test_what_a_killed_run_left_is_removed(fit, counter, watch, tmp_path: Path) 
         file = tmp_path / "lightning_logs" / version / "decisions.json"
         noted = json.loads(file.read_text())
         assert list(noted["folders"]) == ["../../kept"]
-        assert BestRule(**noted["rules"]["BestRule"]) == BestRule("score/v")
+        assert BestRule(**noted["rules"]["BestRule"]) == BestRule("score/v", "max")
         assert noted["directions"] == {"score/v": "max", "score/fail_rate": "min"}
 
 

@@ -208,7 +208,7 @@ def test_the_same_trainer_goes_on(fit, counter, watch) -> None:
     trainer.fit_loop.epoch_loop.max_steps = 6
     trainer.fit(module)
     assert (trainer.global_step, scorer.validations) == (6, 6)
-    assert (stop.state.best, stop.wait_count) == (0.875, 3)  # at 3, then 4 to 6
+    assert (stop.state.best, stop.state.wait_count) == (0.875, 3)  # at 3, then 4 to 6
 
 
 def test_evaluations_after_training(fit, counter, watch, tmp_path) -> None:

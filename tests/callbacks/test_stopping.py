@@ -20,6 +20,7 @@ from lightning_choice import (
 from torch.utils.data import DataLoader, IterableDataset
 
 from ctrlreward import Reward
+from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 
 RISES_THEN_FALLS = [0.0, 0.1, 0.2, 0.5, 0.4, 0.5, 0.3, 0.2, 0.1, 0.0]
 
@@ -110,7 +111,7 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
 
     _, stopper, keeper, front, guard = both = callbacks()
     fit(Rewarded(), both)
-    assert (keeper.mode, stopper.mode, *guard.rule.modes.values()) == ("min",) * 3
+    assert (keeper.mode, stopper.rule.mode, *guard.rule.modes.values()) == ("min",) * 3
     assert (guard.rule.proxy_mode, front.metrics) == ("max", {"score/l": "min", "score/v": "max"})
     assert (keeper.selected_step, front.selected_step, stopper.stopped_step) == (3, 3, 5)
     explicit = RewardCheckpoint("score/l", "min", str(tmp_path / "l"))
@@ -185,7 +186,7 @@ def test_a_resumed_run_decides_the_same(
     resumed, resumed_best = run("parts", 40, True)
     assert whole.stopped_by == "patience_exhausted"
     assert resumed.stopped_step == whole.stopped_step == 18
-    assert resumed.best_score == whole.best_score
+    assert resumed.state.best == whole.state.best
     assert resumed_best.best_model_path.replace("parts", "whole") == whole_best.best_model_path
     assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == sorted(
         p.name for p in (tmp_path / "whole").iterdir()
@@ -208,7 +209,7 @@ def test_a_stopped_run_continues_if_resumed_with_more_patience(
         ended = run(2, "last")
     assert (ended.stopped_step, ended.stopped_by) == (5, "patience_exhausted")
     again = run(4, "last")
-    assert again.patience == 4
+    assert again.rule.patience == 4
     assert again.stopped_step == 7
 
 
@@ -233,15 +234,20 @@ def test_wrong_arguments_are_named(build: Callable[[], object], argument: str) -
         build()
 
 
-def test_settings_assigned_later_take_effect(fit, counter, curve, held_out) -> None:
-    stopper, keeper = RewardEarlyStopping("score/l", "min", 100, 0.01), RewardCheckpoint("score/v")
-    guard = ProxyGuard("score/v", "score/l")
-    stopper.patience, keeper.save_top_k, guard.level = 2, 3, 0.01
-    trainer = fit(counter(), [watch(curve(RISES_THEN_FALLS), held_out), stopper, keeper, guard])
+def test_a_callback_takes_its_rule_or_its_arguments(fit, counter, curve, held_out) -> None:
+    stop, best = StopRule("score/l", patience=2, min_delta=0.01), BestRule("score/v", top_k=3)
+    alarm, front = AlarmRule("score/v", "score/l", level=0.01), ParetoRule({"a": "max", "b": "min"})
+    for callback, rule in (
+        (RewardEarlyStopping("score/l", patience=2, min_delta=0.01), stop),
+        (RewardCheckpoint("score/v", save_top_k=3), best),
+        (ProxyGuard("score/v", "score/l", level=0.01), alarm),
+        (ParetoCheckpoint({"a": "max", "b": "min"}), front),
+        (ParetoCheckpoint(front), front),
+    ):
+        assert callback.rule == rule
+    stopper, keeper, guard = RewardEarlyStopping(stop), RewardCheckpoint(best), ProxyGuard(alarm)
+    callbacks = [watch(curve(RISES_THEN_FALLS), held_out), stopper, keeper, guard]
+    trainer = fit(counter(), callbacks)
     assert trainer.global_step == stopper.stopped_step == 5
     assert len(keeper.best_k_models) == 3
-    assert (stopper.rule.min_delta, guard.rule.level) == (0.01, 0.01)
-    guard.level, stopper.mode, keeper.mode = 5, "max", "min"
-    for callback, argument in ((guard, "level"), (stopper, "mode"), (keeper, "mode")):
-        with pytest.raises(MisconfigurationException, match=argument):
-            fit(counter(), [watch(curve(RISES_THEN_FALLS), held_out), callback])
+    assert (stopper.rule.mode, keeper.rule.mode, guard.rule.proxy_mode) == ("min", "max", "max")

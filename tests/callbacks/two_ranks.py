@@ -227,7 +227,7 @@ def run(
         "scored": [list(samples.texts) for samples in scorer.scored],
         "stopped_step": stopper.stopped_step,
         "best": Path(keeper.best_model_path).name,
-        "front": front.state_dict(),
+        "front": front.decider.to_dict(),
     }
 
 

@@ -1,4 +1,4 @@
-"""The change that docs/write_your_own_scorer.md makes."""
+"""The change that docs/scorers.md makes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "ctrlreward.scorers.readability"
 def changed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the page's diff applied to the files it touches, and the scorer importable."""
     folder = tmp_path_factory.mktemp("changed")
-    page = (ROOT / "docs" / "write_your_own_scorer.md").read_text("utf-8")
+    page = (ROOT / "docs" / "scorers.md").read_text("utf-8")
     (diff,) = re.findall(r"```diff\n(.*?)```\n", page, re.DOTALL)
     (folder / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "scorers.md", folder / "docs")

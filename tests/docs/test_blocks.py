@@ -97,7 +97,7 @@ PYTHON_PAGES = [page for page in PAGES if any(b.language == "python" for b in bl
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
 def test_python(page: Path, workplace: dict[str, str], request: pytest.FixtureRequest) -> None:
-    if page.name == "write_your_own_scorer.md":
+    if page.name == "scorers.md":
         request.getfixturevalue("changed")
     names: dict[str, Any] = {"__name__": "__main__"}
     prepare(page.name, workplace, request)
@@ -214,7 +214,7 @@ def check_installed_extras(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("block", runnable(*SHELL))
 def test_shell(block: Block, workplace: None, request: pytest.FixtureRequest) -> None:
-    if block.page.name == "write_your_own_scorer.md":
+    if block.page.name == "scorers.md":
         request.getfixturevalue("changed")
     reward = {"components": {"fluency": {"scorer": "Perplexity", "score": "log_likelihood"}}}
     for file in ("reward.yaml", "judge.yaml"):

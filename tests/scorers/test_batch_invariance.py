@@ -1,7 +1,7 @@
 """One sample scores the same alone and in any company, order, token budget and window.
 
 Rounding remains, since the shape of a product decides the order of its sums. `BOUNDS` states how
-much; docs/concepts.md has what real models take of it.
+much; docs/quickstart.md has what real models take of it.
 """
 
 from __future__ import annotations
