@@ -270,7 +270,8 @@ def _enum(answers: Sequence[str]) -> dict[str, Any]:
 # What is replied
 
 
-_THOUGHT = re.compile(r"\A\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
+# A template may open the thought, so that the reply has its end alone.
+_THOUGHT = re.compile(r"\A(?:.*</think>|\s*<think>.*\Z)", re.DOTALL)
 
 
 def read_reply(rubric: Rubric, reply: str) -> Judgement:
@@ -295,7 +296,7 @@ def read_answer(reply: object, scores: Mapping[str, float]) -> float:
     """Return the score of the only answer in a reply, as a word; NaN for none or several.
 
     The reply is a text, or a value of JSON. Case counts only if answers differ by it: "**Yes**." is
-    yes, and "4/5" two answers.
+    yes. "4.0" is 4, and so is "4/5" if 5 is the largest answer.
     """
     if isinstance(reply, bool) or not isinstance(reply, str | int | float):
         return math.nan
@@ -306,5 +307,8 @@ def read_answer(reply: object, scores: Mapping[str, float]) -> float:
         text, scores = text.casefold(), folded
     # Longer answers first: "very good" is not "good".
     words = "|".join(re.escape(word) for word in sorted(scores, key=len, reverse=True))
-    named = set(re.findall(rf"(?<![\w.-])(?:{words})(?![\w-]|\.\w)", text))
+    numbers = [int(answer) for answer in scores if answer.isdecimal()]
+    if len(numbers) == len(scores):
+        text = re.sub(rf"(?<=\d) ?/ ?{max(numbers)}(?!\d)", "", text)
+    named = set(re.findall(rf"(?<![\w.-])({words})(?:(?<=\d)\.0+)?(?![\w-]|\.\w| ?/ ?\d)", text))
     return float(scores[named.pop()]) if len(named) == 1 else math.nan

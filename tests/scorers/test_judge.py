@@ -134,15 +134,16 @@ def test_empty_texts_fail(folder: str) -> None:
 def test_ratings_of_a_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     replies = {TEXTS[0]: "3", TEXTS[1]: "**1**.", TEXTS[2]: "It is 1 or 2.", "None.": None}
     replies |= {"Thought.": "<think>\n1 or 2?\n</think>\n\n3", "Cut off.": "<think>It is not 1"}
+    replies |= {"Opened by the template.": "Perhaps 2.\n</think>\n\n1"}
     server = serve(lambda prompt: next(r for text, r in replies.items() if text in prompt))
     monkeypatch.setenv("JUDGE_KEY", "secret")
     judge = Judge("big-judge", RATE, server.address, key_variable="JUDGE_KEY")
     batch = Reward({"warmth": judge})([*replies, ""])
-    np.testing.assert_array_equal(batch.total, [3.0, 1.0, NAN, NAN, 3.0, NAN, NAN])
-    assert batch.statistics()["fail_rate"] == 4 / 7
-    assert failures_of(judge, Samples([*replies, ""])).keys() == {2, 3, 5, 6}
-    del server.requests[6:]
-    assert len(server.requests) == 6  # the empty text is not sent
+    np.testing.assert_array_equal(batch.total, [3.0, 1.0, NAN, NAN, 3.0, NAN, 1.0, NAN])
+    assert batch.statistics()["fail_rate"] == 4 / 8
+    assert failures_of(judge, Samples([*replies, ""])).keys() == {2, 3, 5, 7}
+    del server.requests[7:]
+    assert len(server.requests) == 7  # the empty text is not sent
     path, headers, body = server.requests[0]
     assert path == "/v1/chat/completions"
     assert headers["authorization"] == "Bearer secret"
@@ -183,7 +184,9 @@ NUMBERS = {str(i): float(i) for i in range(1, 6)}
         ({"yes": 1.0, "no": 0.0}, {"yes": 1.0, " YES!": 1.0, '"no"': 0.0, "No, it is not.": 0.0}),
         ({"yes": 1.0, "no": 0.0}, {"no\n\nno": 0.0, "Yes and no": NAN, "nothing": NAN}),
         ({"yes": 1.0, "no": 0.0}, {"yes-man": NAN, "": NAN}),
-        (NUMBERS, {"4": 4.0, "Rating: 4.": 4.0, "4/5": NAN, "4.5": NAN, "-4": NAN, "14": NAN}),
+        (NUMBERS, {"4": 4.0, "Rating: 4.": 4.0, "4.5": NAN, "-4": NAN, "14": NAN, "41": NAN}),
+        (NUMBERS, {"4.0": 4.0, "4/5": 4.0, "**4 / 5**": 4.0, "5/5": 5.0, "4/10": NAN, "4/50": NAN}),
+        (NUMBERS, {"4 or 5": NAN, "4.05": NAN, "4.0.": 4.0}),
         ({"A": 1.0, "a": 0.0}, {"A": 1.0}),  # capitals count where answers differ by them
         ({"good": 1.0, "very good": 2.0}, {"very good": 2.0}),
     ],
