@@ -142,13 +142,17 @@ def warn_truncated(
         )
 
 
-def start_token(tokenizer: object) -> list[int]:
-    """Return the token that begins a document, as a list of one id or none.
+def start_token(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return what begins a document, as a list of one id or none.
 
+    It is what the tokenizer itself puts before a text (Llama, Gemma, Phi-3). Of others
     `<|endoftext|>` comes first: the `bos_token` of an instruction model may be a chat token.
     """
-    vocabulary = tokenizer.get_vocab()  # type: ignore[attr-defined]
-    for token in ("<|endoftext|>", tokenizer.bos_token, tokenizer.eos_token):  # type: ignore[attr-defined]
+    before, _ = special_ids(tokenizer)
+    if before:
+        return list(before)
+    vocabulary = tokenizer.get_vocab()
+    for token in ("<|endoftext|>", tokenizer.bos_token, tokenizer.eos_token):
         if token in vocabulary:
             return [vocabulary[token]]
     return []
