@@ -199,9 +199,9 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
 def check_readme(names: Mapping[str, Any]) -> None:
     """Both runs of the first page validated, decided and ended by their rules."""
     _, stopper, best, guard = names["callbacks"][:4]  # Lightning adds its own
-    assert names["module"].trainer.current_epoch == 1 + stopper.patience
+    assert names["module"].trainer.current_epoch == 1 + stopper.rule.patience
     assert Path(best.best_model_path).is_file()
-    assert guard.state.tests == stopper.patience  # all but the first, the reference
+    assert guard.state.tests == stopper.rule.patience  # all but the first, the reference
     trainer = names["trainer"]
     key = "eval_score/relevance"
     assert sum(key in row for row in trainer.state.log_history) == 2

@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import copy
 from string import Template
 from typing import Any, NamedTuple
 
@@ -224,10 +225,10 @@ def test_shell(block: Block, workplace: None, request: pytest.FixtureRequest) ->
 
 
 def test_commands_of_the_first_page_run(workplace: None) -> None:
-    """Those that need no run, on the file that the page shows: the others are parsed."""
+    """Those that need no run, on the file that the page names: the others are parsed."""
     page = blocks_of(ROOT / "README.md")
-    (table,) = (block.code for block in page if block.language == "csv")
-    Path("systems.csv").write_text(table)
+    Path("examples").mkdir()
+    copy(ROOT / "examples" / "systems.csv", "examples")
     shell = [block for block in page if block.language in SHELL]
     commands = [shlex.split(command) for block in shell for command in commands_of(block)]
     ran = [c for c in commands if c[0] == "ctrlreward" and c[1] != "doctor"]
