@@ -65,12 +65,12 @@ class BestCheckpoint:
     ) -> None:
         if "{step}" not in checkpoint:
             raise ValueError(f"checkpoint must have {{step}}, got {checkpoint!r}")
-        self.keep = positive("keep", keep)
         if keep is not None and rules.best is None:
             raise ValueError("keep needs rules with best, the rule to keep checkpoints by")
         self.folder = Path(folder)
         self.rules = rules
         self.checkpoint = checkpoint
+        self.keep = positive("keep", keep)
         self.decided: list[Decided] = []
         self._history = JsonLog(self.folder / "metrics.jsonl")
         self._evidence: dict[int, Evidence] = {}
@@ -96,9 +96,9 @@ class BestCheckpoint:
         rows = self._history.read()
         self._evidence[step] = evidence or {}
         keys = {key for row in rows for key in row}
-        missing = [key for key in (*self.rules.monitored, *self.rules.others) if key not in keys]
-        if missing:
-            raise ValueError(f"{missing[0]!r} is not logged, must be one of {sorted(keys)}")
+        for key in (*self.rules.monitored, *self.rules.others):
+            if key not in keys:
+                raise ValueError(f"{key!r} is not logged, must be one of {sorted(keys)}")
         steps = []
         for row in rows:
             at = row.pop("step")
@@ -115,38 +115,39 @@ class BestCheckpoint:
 
     def _write(self, pending: bool) -> None:
         """Write the file, and remove what is not kept; a pending checkpoint is saved later."""
-        last, best = self.decided[-1], self.rules.best
-        if best is not None and self.keep is not None:
-            best = replace(best, top_k=self.keep)
-        if best is None and self.rules.pareto is None:
-            self._name(None, pending=None)
-            return
-        rules = RunRules(best, pareto=self.rules.pareto)
+        best, pareto, last = self.rules.best, self.rules.pareto, self.decided[-1]
+        now = last.validation.step
         seen = [each.validation for each in self.decided]  # with alarms, which are metrics
         saved = {each.step for each in seen if self._path(each.step).exists()}
-        found = list(rules.replay(each for each in seen if each.step in saved))
-        is_better = last.best == seen[-1].step and seen[-1].step not in saved
-        chosen = found[-1] if found else None
-        self._name(chosen, pending=seen[-1].step if is_better and pending else None)
-        if self.keep is None:
-            return
-        kept = {chosen.best} if chosen else set()
-        for each in found:
+        chosen: list[Decided] = []  # as if only what is saved had been validated
+        if best is not None or pareto is not None:
+            top = None if best is None else replace(best, top_k=self.keep or best.top_k)
+            of_saved = (each for each in seen if each.step in saved)
+            chosen = list(RunRules(top, pareto=pareto).replay(of_saved))
+        step = chosen[-1].best if chosen else None
+        content = self.rules.choice(
+            self.decided,
+            chosen[-1] if chosen else None,
+            None if step is None else str(self._path(step)),
+        )
+        content["pending"] = now if pending and last.best == now and now not in saved else None
+        write_whole(self.folder / "best_checkpoint.json", json_text(content))
+        if self.keep is not None:
+            self._remove(chosen, saved)
+
+    def _remove(self, chosen: list[Decided], saved: set[int]) -> None:
+        """Remove checkpoints that the best rule has dropped."""
+        kept = {each.best for each in chosen[-1:]}
+        for each in chosen:
             if each.keep is not None:
                 kept |= {each.validation.step} if each.keep.keep else set()
-                kept -= {*each.keep.dropped} - {found[-1].best}
+                kept -= {*each.keep.dropped} - {chosen[-1].best}
         pointed, root = set(pointed_to(self.folder)), self.folder.resolve()
         for step in sorted(saved)[:-1]:  # the last one is to resume from
             path = self._path(step)
             own = not path.is_symlink() and path.resolve().is_relative_to(root)
             if step not in kept and own and path.resolve() not in pointed:
                 remove(path)
-
-    def _name(self, chosen: Decided | None, **more: int | None) -> None:
-        best = None if chosen is None else chosen.best
-        checkpoint = None if best is None else str(self._path(best))
-        content = self.rules.choice(self.decided, chosen, checkpoint)
-        write_whole(self.folder / "best_checkpoint.json", json_text({**content, **more}))
 
     def _path(self, step: int) -> Path:
         return self.folder / self.checkpoint.format(step=step)

@@ -116,7 +116,7 @@ def _watched_score(reward: AnyReward, recorder: _Recorder, samples: Samples) -> 
     batch = reward._score(samples)
     prompts = samples.groups or samples.prompts or samples.prefixes
     given = {"completions": samples.completions, "prompts": prompts}
-    recorder.record(0, batch, given, {}, batch.seconds)
+    recorder.record(0, lambda: _read(batch, given, {}), batch.seconds, {})
     return batch
 
 
@@ -160,9 +160,11 @@ class _WatchedFunction:
         logged: Mapping[str, Any],
         seconds: float,
     ) -> None:
-        names = inspect.signature(self.__wrapped__).parameters if args else ()
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        self._recorder.record(self._index, result, given, logged, seconds)
+        def read() -> list[_Row]:
+            names = inspect.signature(self.__wrapped__).parameters if args else ()
+            return _read(result, {**dict(zip(names, args, strict=False)), **kwargs}, logged)
+
+        self._recorder.record(self._index, read, seconds, kwargs)
 
 
 class _AsyncWatchedFunction(_WatchedFunction):
@@ -202,18 +204,13 @@ class _Recorder:
         return {**self.__dict__, "rows": [[] for _ in self.names], "seconds": 0.0}
 
     def record(
-        self,
-        index: int,
-        result: Any,
-        given: Mapping[str, Any],
-        logged: Mapping[str, Any],
-        seconds: float,
+        self, index: int, read: Callable[[], list[_Row]], seconds: float, given: Mapping[str, Any]
     ) -> None:
         """Record a call of a function; an error is logged once, and ends the recording."""
         if self.failed:
             return
         try:
-            rows = _read(result, given, logged)
+            rows = read()
             with locked(self):
                 self.rows[index] += rows
                 self.seconds += seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import pickle
 import threading
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ctrlreward import Reward
+from ctrlreward import Reward, Similarity, WordVectors
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
 from ctrlreward.failures import ItemError
 from ctrlreward.huggingface import RewardCheckpoint
@@ -133,6 +134,28 @@ def test_a_list_has_the_reward_and_other_functions(train, reward, build) -> None
     totals, lengths = (list(trainer._logs["rewards"][name]) for name in ("letters", "mine"))
     assert totals == pytest.approx([total_of(text) for text in texts_of(trainer)], nan_ok=True)
     assert lengths == [len(each) for each in trainer._logs["completion"]]
+
+
+SIMILARITY = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (["soup", None], [0.6, None]),
+        ([None, "soup"], [None, 1.0]),
+        ([float("nan"), None], [None, None]),
+        (["soup", "soup"], [0.6, 1.0]),
+    ],
+)
+def test_a_row_without_a_value_has_no_reward(column: list[Any], expected: list[Any]) -> None:
+    texts, columns = ["broth", "soup"], {"sources": "original"}
+    (plain,) = as_reward_funcs(SIMILARITY, columns)
+    assert plain(["p"] * 2, texts, original=column) == expected
+    (part,), _ = as_component_funcs(SIMILARITY, columns)
+    assert part(["p"] * 2, texts, original=column) == expected
+    (awaited,) = as_async_reward_funcs(SIMILARITY, columns)
+    assert asyncio.run(awaited(["p"] * 2, texts, original=column)) == expected
 
 
 def test_samples_of_one_prompt_form_a_group(reward, letters) -> None:
