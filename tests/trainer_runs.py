@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from decision_cases import PROMPTS, RESUMED, TABLE, ByPrompt, Case, eighths, values
+from decision_cases import PROMPTS, ByPrompt, Case, eighths, values
 from fakes import Scripted
 from transformers import (
     AutoModelForCausalLM,
@@ -39,10 +39,6 @@ SETTINGS: dict[str, Any] = {
     "use_cpu": True,
     "disable_tqdm": True,
 }
-# Each case by means, interrupted where the table has an interruption of it.
-ON_TWO_RANKS = [
-    f"{name}, resumed at {RESUMED[name][-1]}" if name in RESUMED else name for name in TABLE
-]
 SAVING = {"save_strategy": "steps", "save_steps": 1}
 
 

@@ -25,7 +25,6 @@ from ctrlreward.huggingface.generation import (
     TrainerGenerator,
     check_own,
     check_trainer,
-    prompts_as_texts,
 )
 from ctrlreward.huggingface.run_state import directions, history, plain_names
 from ctrlreward.ranks import on_rank_zero
@@ -70,13 +69,13 @@ class BeforeAfter(TrainerCallback):
         judges: Mapping[str, ComponentLike | AUC] | None = None,
         generation: GenerationConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        check_trainer(trainer, self)
+        check_trainer(trainer)
         self.trainer = trainer
-        prompts = prompts_as_texts(trainer, samples)
-        self.held_out = HeldOutScorer(scores, prompts.samples, generations_per_prompt, seed=seed)
+        self._generator = TrainerGenerator(trainer, samples, generation)
+        prompts = self._generator.samples
+        self.held_out = HeldOutScorer(scores, prompts, generations_per_prompt, seed=seed)
         self.judges = judges_by_name(judges or {}, self.held_out.components)
         self._components = with_judges(self.held_out.components, self.judges)
-        self._generator = TrainerGenerator(trainer, generation, self.held_out.samples, prompts)
         check_columns(self._components, self.held_out.prompts)
         check_judges(self.judges.values(), self.held_out.prompts)
         self._seconds: dict[str, float] = {}
@@ -146,5 +145,5 @@ class BeforeAfter(TrainerCallback):
             "directions": directions(state),
             "ranges": {k: spec.bounds for each in scorers for k, spec in each.specs.items()},
             "constraints_met": keeper is None or keeper.selected_step is not None,
-            "selection": selection_facts(keeper, keeper.monitor if keeper else None, names),
+            "selection": selection_facts(keeper, keeper.rule.monitor if keeper else None, names),
         }

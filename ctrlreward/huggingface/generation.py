@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,27 +20,24 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.integrations.integration_utils import WandbCallback
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy, default_compute_objective
 
-from ctrlreward.arguments import did_you_mean, kind_of, positive
-from ctrlreward.completion import (
-    eval_mode,
-    fixed_randomness,
-    generate_across_ranks,
-    unclear_input,
-)
+from ctrlreward.arguments import kind_of, positive
+from ctrlreward.completion import eval_mode, fixed_randomness, generate_across_ranks, unclear_input
 from ctrlreward.extras import import_extra
 from ctrlreward.files import remove_unfinished
-from ctrlreward.held_out import (
-    TABLE,
-    HeldOutScorer,
-    HeldOutScores,
-)
-from ctrlreward.huggingface.run_state import PREFIX, RestoresItself, join_state, scorers
+from ctrlreward.held_out import TABLE, HeldOutScorer, HeldOutScores
+from ctrlreward.huggingface.run_state import PREFIX, RestoresItself, join_state
 from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.models.tokenization import before_space
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
-from ctrlreward.samples import Samples, SamplesLike, parse_conversation, table_of
+from ctrlreward.samples import (
+    Samples,
+    SamplesLike,
+    as_samples,
+    parse_conversation,
+    table_of,
+)
 from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import sample_table
@@ -57,17 +51,17 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
 
     Logs `eval_<name>/<score>` and the other metrics of `HeldOutScorer` to all loggers in
     `report_to`, and adds them to the metrics of the evaluation, so that `metric_for_best_model` may
-    name them. All texts with their scores go to `<output_dir>/samples/<name>/step=000123.jsonl`,
-    and some to a table of the run of Weights & Biases or trackio. Weights & Biases has scores and
-    table in the trainer's next row, with their step as `eval/<name>/scored_step`.
+    name them (in a hyperparameter search with transformers' default objective, the sum of all
+    metrics, only this one). All texts with their scores go to
+    `<output_dir>/samples/<name>/step=000123.jsonl`, and some to a table of the run of Weights &
+    Biases, which has scores and table in the trainer's next row, with their step as
+    `eval/<name>/scored_step`.
 
     Generates with `generate`, or with the vLLM engine of a TRL trainer that has one, once per step
     with the same seed. On several ranks each generates its share, and rank 0 scores. A model that
     FSDP or DeepSpeed ZeRO-3 splits is gathered while it generates, which needs the memory of the
     whole model on each rank, and under ZeRO-3 TRL. A run that resumes with other prompts, another
     `generations_per_prompt` or settings of `generate` says so, and rules start a new reference.
-
-    Further arguments are as in `HeldOutScorer`.
 
     Args:
         trainer: The trainer to which the callback is added, by `trainer.add_callback`.
@@ -78,10 +72,12 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
             read what its reward functions read, which is the completion, after the prompt if
             `as_reward_funcs` maps `prefixes`.
         every_n_evaluations: Interval; the n-th evaluation is the first one to be scored.
+        generations_per_prompt: Completions per prompt.
         name: Prefix of each key. Two such callbacks in one trainer need different names.
         generation: Settings of `generate` that differ from the trainer's or else the model's, with
             `max_new_tokens=64`. A trainer with vLLM samples as in training.
         table_rows: Rows of the table.
+        seed: Seed of the generation.
 
     Attributes:
         last_scored_step: `state.global_step` of the last scores; -1 before.
@@ -105,19 +101,22 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         table_rows: int = 16,
         seed: int = 0,
     ) -> None:
-        check_trainer(trainer, self)
-        prompts = prompts_as_texts(trainer, samples)
-        super().__init__(*(scores, prompts.samples, generations_per_prompt, name, seed))
+        check_trainer(trainer)
+        self._generator = TrainerGenerator(trainer, samples, generation)
+        super().__init__(scores, self._generator.samples, generations_per_prompt, name, seed)
+        check_columns(self.components, self.prompts)
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)
         self.table_rows = positive("table_rows", table_rows)
-        self._generator = TrainerGenerator(trainer, generation, self.samples, prompts)
-        check_columns(self.components, self.prompts)
         self.folder = Path(trainer.args.output_dir or ".") / "samples" / name
-        self.last_scored_step = -1
+        self._entry: dict[str, Any] = {"step": -1}  # in the trainer's state
         self._training = False
-        self._seen = -1
         self._logged: dict[str, float] = {}
+
+    @property
+    def last_scored_step(self) -> int:
+        """`state.global_step` of the last scores; -1 before."""
+        return int(self._entry["step"])
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -135,27 +134,23 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         callbacks.insert(alike.index(self), self)
         if args.eval_strategy == IntervalStrategy.NO:
             log.warning("GenerationScorer scores at evaluations, but eval_strategy is 'no'")
-        join_state(state, self)
-        entry = scorers(state).setdefault(
-            self.name, {"step": -1, "evaluations": 0, "by_prompt": {}}
-        )
+        before = join_state(state, self).setdefault("scores", {})
+        new = {"step": -1, "seen": -1, "evaluations": 0, "by_prompt": {}}
+        self._entry = entry = before.setdefault(self.name, new)
         entry["modes"] = {key: spec.mode for key, spec in self.specs.items()}
-        entry["ranges"] = {key: spec.bounds for key, spec in self.specs.items()}
         self.settings = self._generator.settings()
         on_rank_zero(lambda: remove_unfinished(self.folder, "step=*"))
         if changed := self.changed_since(entry.get("measured", {})):
-            entry |= {"step": -1, "by_prompt": {}, "seen": -1}
+            entry |= {"step": -1, "seen": -1, "by_prompt": {}}
             if state.is_world_process_zero:
                 log.warning(changed)
         entry["measured"] = self.measured
-        self.last_scored_step = entry["step"]
         self.by_prompt = {key: np.array(table) for key, table in entry["by_prompt"].items()}
         self._training = True
         # A resumed run may evaluate the weights of its checkpoint again (`eval_on_start`).
-        self._seen = entry.get("seen", -1)
         start, self._logged = f"{PREFIX}{self.name}/", {}
-        for row in state.log_history if self._seen == entry["step"] else ():
-            if row.get("step") == self._seen:
+        for row in state.log_history if entry["seen"] == entry["step"] else ():
+            if row.get("step") == entry["seen"]:
                 self._logged |= {key: row[key] for key in row if key.startswith(start)}
 
     def on_train_end(
@@ -170,85 +165,74 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Generate, score and log, in training at every n-th evaluation and once per step."""
-        step = state.global_step
         check_own(self, state)
+        step, entry = state.global_step, self._entry
         if not self._training:
             self._logged = self._evaluate(step)
-        elif step != self._seen:  # not another set of the same evaluation
-            entry, self._seen, self._logged = scorers(state)[self.name], step, {}
+        elif step != entry["seen"]:  # not another set of the same evaluation
+            self._logged = {}
             entry["seen"] = step
             entry["evaluations"] += 1
             if entry["evaluations"] % self.every_n_evaluations == 0:
                 self._logged = self._evaluate(step)
-                entry["step"] = self.last_scored_step = step
+                entry["step"] = step
                 entry["by_prompt"] = {key: table.tolist() for key, table in self.by_prompt.items()}
                 entry["measure"] = self.measure
-        kwargs.get("metrics", {}).update(self._logged)
+        shown = self._logged
+        searches = state.is_hyper_param_search
+        if searches and self.trainer.compute_objective is default_compute_objective:
+            chosen = f"{PREFIX}{(args.metric_for_best_model or '').removeprefix(PREFIX)}"
+            shown = {key: value for key, value in shown.items() if key == chosen}
+        kwargs.get("metrics", {}).update(shown)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Return the metrics, with the prefix of evaluations, and log them."""
         samples = self._generator.generate(self.prompts, self.generations_per_prompt, self.seed)
         values = self.metrics(on_rank_zero(lambda: self._score(step, samples)))
         logged = {PREFIX + key: value for key, value in values.items()}
-        self._log(step, logged)
-        return logged
-
-    def _log(self, step: int, logged: dict[str, float]) -> None:
-        """Log by the trainer, but to W&B by `add_to_run`, since its callback ends a row."""
+        # To W&B by `add_to_run`, since its callback would end a row.
         handler = self.trainer.callback_handler
         callbacks = handler.callbacks
-        others = [each for each in callbacks if not isinstance(each, WandbCallback)]
-        handler.callbacks = others
+        handler.callbacks = [each for each in callbacks if not isinstance(each, WandbCallback)]
         try:
             # Not the trainer's own: TRL's adds and forgets the metrics of training.
             Trainer.log(self.trainer, dict(logged))
         finally:
             handler.callbacks = callbacks
-        if others != callbacks and self.trainer.is_world_process_zero():
-            wandb = import_extra("wandb", "WandbCallback")
-            if wandb.run is not None:
-                add_to_run(wandb, wandb.run, self.name, as_shown(logged), step)
+        run = wandb_run(self.trainer.args)
+        if run is not None and self.trainer.is_world_process_zero():
+            add_to_run(run, self.name, as_shown(logged), step)
+        return logged
 
     def _score(self, step: int, samples: Samples) -> HeldOutScores:
         with fixed_randomness(self.seed):
             kind = "" if self._training else "evaluate-"  # the texts of training stay
             found = self.score_samples(samples, self.folder / f"{kind}step={step:06d}.jsonl")
-        runs = tracked_runs(self.trainer.args)
-        if runs:
+        run = wandb_run(self.trainer.args)
+        if run is not None:
             columns, rows = sample_table(samples, found.scores, self.table_rows, found.reasons)
-            for module, run in runs:
-                table = module.Table(columns=columns, data=rows)
-                add_to_run(module, run, self.name, {f"{self.name}/{TABLE}": table}, step)
+            table = import_extra("wandb", "report_to='wandb'").Table(columns=columns, data=rows)
+            add_to_run(run, self.name, {f"{self.name}/{TABLE}": table}, step)
         return found
 
 
-def tracked_runs(args: TrainingArguments) -> list[tuple[ModuleType, Any]]:
-    """Return the runs of Weights & Biases and trackio that a trainer reports to, and their modules.
+def wandb_run(args: TrainingArguments) -> Any:
+    """Return the active run of Weights & Biases that a trainer reports to, None if there is none.
 
-    A trainer starts its runs when it logs; one of trackio ends with the training.
+    A trainer starts its run when it logs.
     """
-    found = {}
-    if "wandb" in (args.report_to or ()):
-        module = import_extra("wandb", "report_to='wandb'")
-        found[module] = module.run
-    if "trackio" in (args.report_to or ()):
-        module = import_module("trackio")
-        found[module] = module.context_vars.current_run.get()
-    return [(module, run) for module, run in found.items() if run is not None]
+    if "wandb" not in (args.report_to or ()):
+        return None
+    return import_extra("wandb", "report_to='wandb'").run
 
 
-def add_to_run(
-    module: ModuleType, run: Any, name: str, values: Mapping[str, Any], step: int
-) -> None:
-    """Log values of a step to a run of trackio, or add them to the next row of one of W&B.
+def add_to_run(run: Any, name: str, values: Mapping[str, Any], step: int) -> None:
+    """Add values of a step to the next row of a run of Weights & Biases.
 
-    A row of our own would advance the step of a W&B run, which drops what a user then logs with a
+    A row of our own would advance the step of the run, which drops what a user then logs with a
     lower one. The next row may be of a later step, so the values are drawn over
     `eval/<name>/scored_step`, which `ctrlreward select` reads, too.
     """
-    if module.__name__ == "trackio":
-        run.log({**values, "train/global_step": step})
-        return
     own = f"eval/{name}/scored_step"
     run.define_metric(own, hidden=True)
     for key in values:
@@ -271,35 +255,87 @@ class TrainerGenerator:
     The tokens of a chat are those of `apply_chat_template`. A prompt of a data set of TRL is read
     as it is written, as in training; another one, by a causal model, without the spaces at its end
     (`before_space`). A ValueError says why the trainer cannot complete the prompts.
+
+    Args:
+        trainer: The trainer.
+        samples: As in `GenerationScorer`.
+        generation: As in `GenerationScorer`.
+
+    Attributes:
+        samples: The prompts as `Samples`.
     """
 
     def __init__(
         self,
         trainer: Any,
-        generation: GenerationConfig | Mapping[str, Any] | None,
-        samples: Samples,
-        prompts: TrainerPrompts | None = None,
+        samples: Any,
+        generation: GenerationConfig | Mapping[str, Any] | None = None,
     ) -> None:
         self.trainer = trainer
         self.generation = generation
-        self.plain = prompts and prompts.plain
-        self.chats = prompts.chats if prompts else frozenset()
-        known = GenerationConfig().to_dict()
         for key in generation if isinstance(generation, Mapping) else ():
-            if key not in known:
-                raise ValueError(
-                    f"generation has the key {key!r}, which is not a setting of GenerationConfig"
-                    f"{did_you_mean(key, known)}"
-                )
-        error = unclear_input(trainer.model, samples)
+            if key not in GenerationConfig().to_dict():
+                raise ValueError(f"generation has no setting {key!r} of GenerationConfig")
+        self._plain: list[str] | None = None  # prompts of TRL, as its reward functions get them
+        self._chats: frozenset[str] = frozenset()  # rendered by the template
+        self.samples = as_samples(self._prompts(samples))
+        error = unclear_input(trainer.model, self.samples)
         if error:
             raise ValueError(error)
         if trainer.processing_class is None:
             raise ValueError("the trainer has no tokenizer. Use Trainer(processing_class=...).")
-        self._unwrap: Callable[..., AbstractContextManager[Any]] | None = None
-        if not self._has_vllm and self._is_zero3:
-            trl = import_extra("trl", "DeepSpeed ZeRO-3")
-            self._unwrap = trl.models.unwrap_model_for_generation
+
+    def _prompts(self, samples: Any) -> SamplesLike:
+        """Return the prompts of a data set of TRL as samples, and note how they are read.
+
+        Columns are mapped as by the `as_reward_funcs` of this trainer. Without reward functions a
+        prompt that is a text is the beginning of the text. Samples with texts are returned
+        unchanged.
+        """
+        table = table_of(samples)
+        if isinstance(samples, list) and samples and isinstance(samples[0], Mapping):
+            table = {key: [row.get(key) for row in samples] for key in samples[0]}
+        if table is None or "text" in table or "texts" in table:
+            return cast(SamplesLike, samples)
+        if "prompt" not in table:
+            raise ValueError(
+                f"samples must have a column 'prompt' or 'text', got {', '.join(map(str, table))}"
+            )
+        prompts = table["prompt"]
+        functions = getattr(self.trainer, "reward_funcs", None) or ()
+        given = [getattr(function, "columns", None) for function in functions]
+        columns = {n: c for each in given if isinstance(each, Mapping) for n, c in each.items()}
+        chats = any(not isinstance(each, str) for each in prompts)
+        continued = columns.get("prefixes") == "prompt" or not (functions or chats)
+        beginnings = [plain_text(each) if continued else "" for each in prompts]
+        nothing = [None] * len(prompts)
+        settings = (table.get(name) or nothing for name in ("chat_template_kwargs", "tools"))
+        read = [self._rendered(*each) for each in zip(prompts, *settings, strict=True)]
+        self._plain = [as_prompt(each) for each in prompts]
+        rows = zip(prompts, read, strict=True)
+        self._chats = frozenset(text for prompt, text in rows if not isinstance(prompt, str))
+        others = {name: table[name] for name in table if name != "prompt"}
+        others |= {n: table[c] for n, c in columns.items() if c in table and c != "prompt"}
+        return {**others, "texts": beginnings, "prefixes": beginnings, "prompts": read}
+
+    def _rendered(
+        self, prompt: Any, kwargs: Mapping[str, Any] | None = None, tools: Any = None
+    ) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        trainer = self.trainer
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        continues = prompt[-1]["role"] == "assistant"
+        text: str = trainer.processing_class.apply_chat_template(
+            prompt,
+            tools=getattr(trainer, "tools", tools) or None,  # some templates render []
+            chat_template=getattr(trainer, "chat_template", None),
+            tokenize=False,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            **{**(getattr(trainer, "chat_template_kwargs", None) or {}), **(kwargs or {})},
+        )
+        return text
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that differ from those of transformers, such as the length."""
@@ -310,24 +346,30 @@ class TrainerGenerator:
         return {key: config[key] for key in _MEASURED if config.get(key) != usual.get(key)}
 
     def generate(self, prompts: Samples, repeats: int, seed: int) -> Samples:
-        """Return completions, as a reward function gets them; all ranks must call this."""
+        """Return completions, as a reward function gets them; all ranks must call this.
+
+        A model that FSDP or ZeRO-3 splits is gathered; each rank then completes its own prompts,
+        perhaps none.
+        """
         # The calls of vLLM in TRL are collectives, to which each rank brings as many prompts.
         more = -len(prompts) % rank_and_ranks()[1] if self._has_vllm else 0
         rows = [*range(len(prompts)), *[0] * more]
-        with self.whole_model():
+        whole: AbstractContextManager[Any] = nullcontext()
+        if not self._has_vllm and self._is_zero3:
+            unwrap = import_extra("trl", "DeepSpeed ZeRO-3").models.unwrap_model_for_generation
+            whole = unwrap(self.trainer.model_wrapped, self.trainer.accelerator)
+        elif not self._has_vllm:
+            whole = whole_weights(self.trainer.model)
+        with whole:
             samples = generate_across_ranks(self, prompts[rows], repeats, seed)
-        return as_scored(samples[: len(prompts) * repeats], self.plain)
+        return self.as_scored(samples[: len(prompts) * repeats])
 
-    def whole_model(self) -> AbstractContextManager[Any]:
-        """Gather the weights of a model that FSDP or ZeRO-3 splits, inside the context.
-
-        A collective. Each rank then completes its own prompts, perhaps none.
-        """
-        if self._has_vllm:
-            return nullcontext()
-        if self._unwrap is not None:
-            return self._unwrap(self.trainer.model_wrapped, self.trainer.accelerator)
-        return whole_weights(self.trainer.model)
+    def as_scored(self, samples: Samples) -> Samples:
+        """Return completions with the prompts that reward functions get, without a template."""
+        if self._plain is None:
+            return samples
+        repeats = len(samples) // len(self._plain)
+        return samples.replace(prompts=[each for each in self._plain for _ in range(repeats)])
 
     @property
     def _is_zero3(self) -> bool:
@@ -373,11 +415,11 @@ class TrainerGenerator:
 
     def _ids(self, tokenizer: Any, prompt: str) -> list[int]:
         """Return the tokens of a prompt; a chat has its special tokens."""
-        if messages := parse_conversation(prompt):  # of `Samples`
-            prompt, chat = _as_read(self.trainer, messages, None, None), True
-        else:
-            chat = prompt in self.chats
-        if not chat and self.plain is None and not self.trainer.model.config.is_encoder_decoder:
+        messages = parse_conversation(prompt)  # of `Samples`
+        chat = bool(messages) or prompt in self._chats
+        if messages:
+            prompt = self._rendered(messages)
+        if not chat and self._plain is None and not self.trainer.model.config.is_encoder_decoder:
             prompt = before_space(prompt)
         begun = bool(tokenizer.bos_token and prompt.startswith(tokenizer.bos_token))
         read = tokenizer(text=[prompt], add_special_tokens=not chat and not begun, verbose=False)
@@ -420,75 +462,6 @@ def _padding_token(tokenizer: Any) -> Iterator[None]:
             tokenizer.pad_token = None
 
 
-class TrainerPrompts(NamedTuple):
-    """Prompts as samples, as reward functions of TRL get them, and the rendered chats of them."""
-
-    samples: SamplesLike
-    plain: list[str] | None = None
-    chats: frozenset[str] = frozenset()
-
-
-def prompts_as_texts(trainer: Any, samples: Any) -> TrainerPrompts:
-    """Return the prompts of a data set of TRL as samples, and as its reward functions get them.
-
-    See `GenerationScorer`. Columns are mapped as by the `as_reward_funcs` of this trainer. Without
-    reward functions a prompt that is a text is the beginning of the text. Samples without a column
-    `prompt` but with texts are returned unchanged, with None.
-    """
-    table = table_of(samples)
-    if isinstance(samples, list) and samples and isinstance(samples[0], Mapping):
-        table = {key: [row.get(key) for row in samples] for key in samples[0]}
-    if table is None or "text" in table or "texts" in table:
-        return TrainerPrompts(cast(SamplesLike, samples))
-    if "prompt" not in table:
-        raise ValueError(
-            f"samples must have a column 'prompt' or 'text', got {', '.join(map(str, table))}. "
-            "Put the prompts, texts or messages without the answers, into 'prompt'."
-        )
-    functions = getattr(trainer, "reward_funcs", None) or ()
-    given = [getattr(function, "columns", None) for function in functions]
-    columns = {n: c for each in given if isinstance(each, Mapping) for n, c in each.items()}
-    plain = [plain_text(each) for each in table["prompt"]]
-    chats = any(not isinstance(each, str) for each in table["prompt"])
-    continued = columns.get("prefixes") == "prompt" or not (functions or chats)
-    beginnings = plain if continued else [""] * len(plain)
-    names = ("chat_template_kwargs", "tools")
-    settings = (table.get(name) or [None] * len(plain) for name in names)
-    read = [_as_read(trainer, *each) for each in zip(table["prompt"], *settings, strict=True)]
-    others = {name: table[name] for name in table if name != "prompt"}
-    others |= {n: table[c] for n, c in columns.items() if c in table and c != "prompt"}
-    found = {**others, "texts": beginnings, "prefixes": beginnings, "prompts": read}
-    rows = zip(table["prompt"], read, strict=True)
-    rendered = frozenset(text for prompt, text in rows if not isinstance(prompt, str))
-    return TrainerPrompts(found, [as_prompt(each) for each in table["prompt"]], rendered)
-
-
-def _as_read(trainer: Any, prompt: Any, kwargs: Mapping[str, Any] | None, tools: Any) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    tools = json.loads(tools) if isinstance(tools, str) else tools
-    continues = prompt[-1]["role"] == "assistant"
-    settings = {**(getattr(trainer, "chat_template_kwargs", None) or {}), **(kwargs or {})}
-    text: str = trainer.processing_class.apply_chat_template(
-        prompt,
-        tools=getattr(trainer, "tools", tools) or None,  # some templates render []
-        chat_template=getattr(trainer, "chat_template", None),
-        tokenize=False,
-        add_generation_prompt=not continues,
-        continue_final_message=continues,
-        **settings,
-    )
-    return text
-
-
-def as_scored(samples: Samples, plain: Sequence[str] | None) -> Samples:
-    """Return completions with the prompts that reward functions get, without a template."""
-    if plain is None:
-        return samples
-    repeats = len(samples) // len(plain)
-    return replace(samples, prompts=[prompt for prompt in plain for _ in range(repeats)])
-
-
 def check_own(callback: Any, state: TrainerState) -> None:
     """Raise if a callback that generates with one trainer is called by another one."""
     if state is not callback.trainer.state:
@@ -496,19 +469,15 @@ def check_own(callback: Any, state: TrainerState) -> None:
         raise ValueError(f"this {name} was built with another trainer. Build a new one.")
 
 
-def check_trainer(trainer: object, callback: object) -> None:
+def check_trainer(trainer: object) -> None:
     """Raise if the first argument of a callback is not a trainer, or one that is incomplete.
 
     ms-swift makes its callbacks before the model, the tokenizer and the state are in place.
     """
-    name = type(callback).__name__
     if not isinstance(trainer, Trainer):
-        raise TypeError(
-            f"trainer must be a transformers.Trainer, got {kind_of(trainer)}. Create the "
-            f"trainer first, then call trainer.add_callback({name}(trainer, scores, samples))."
-        )
+        raise TypeError(f"trainer must be a transformers.Trainer, got {kind_of(trainer)}")
     if "callback_handler" not in vars(trainer):
         raise ValueError(
-            f"the trainer of this {name} is still in its __init__. Build {name} afterwards, such "
-            "as in on_init_end of a callback, and pass it to trainer.add_callback."
+            "the trainer is still in its __init__. Build the callback in on_init_end of another "
+            "one, and pass it to trainer.add_callback."
         )

@@ -10,12 +10,12 @@ uninterrupted one. The entry has the name of a callback's class, as transformers
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-from transformers import TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer_utils import IntervalStrategy
+from transformers import TrainerCallback, TrainerState
 
 from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.files import finite_or_none
@@ -23,12 +23,10 @@ from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.scorers.base import Scores
-from ctrlreward.selection.decider import stale_keys
+from ctrlreward.selection.metrics import Snapshot
 
 PREFIX = "eval_"
 _OURS = "ctrlreward"
-_FOLD = "_ctrlreward_last_logged"
-_RULES = "_ctrlreward_rules"
 
 # Metric of rollouts in TRL's trainers → the same metric of `PolicyTuner`.
 _AS_UNDER_LIGHTNING = {"reward": "reward/total", "kl": "policy/kl", "entropy": "policy/entropy"}
@@ -49,68 +47,97 @@ class RestoresItself:
         return Restored() if restored else super().__new__(cls)
 
 
-def join_state(state: TrainerState, callback: RestoresItself) -> None:
-    """Give a callback an entry in the trainer's state; the first one has the data of all."""
+def join_state(state: TrainerState, callback: RestoresItself) -> dict[str, Any]:
+    """Return the plain data that our callbacks keep in the trainer's state, in one entry."""
     callbacks = cast(dict[str, Any], state.stateful_callbacks)  # a list only in its constructor
-    first = {"args": {"restored": True}, "attributes": {}, _OURS: {}}
-    has_data = any(_OURS in each for each in callbacks.values())
-    callbacks.setdefault(type(callback).__name__, [] if has_data else first)
+    if not any(isinstance(each, dict) and _OURS in each for each in callbacks.values()):
+        entry = {"args": {"restored": True}, "attributes": {}, _OURS: {}}
+        callbacks[type(callback).__name__] = entry
+    return stored(state)
 
 
 def stored(state: TrainerState) -> dict[str, Any]:
-    """Return the plain data that the callbacks keep in the trainer's state."""
+    """Return what `join_state` returns, {} before."""
     callbacks = cast(dict[str, Any], state.stateful_callbacks)
     entries = (each for each in callbacks.values() if isinstance(each, dict) and _OURS in each)
     found: dict[str, Any] = next(entries, {_OURS: {}})[_OURS]
     return found
 
 
-def rules_of(state: TrainerState) -> dict[str, object]:
-    """Return the callbacks that decide in this training, by the key of their states."""
-    rules: dict[str, object] = vars(state).setdefault(_RULES, {})
-    return rules
-
-
 def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
-    """Return name → `step`, `modes` and `by_prompt` of each `GenerationScorer`."""
-    found: dict[str, dict[str, Any]] = stored(state).setdefault("scores", {})
+    """Return name → `step`, `modes`, `ranges` and `by_prompt` of each `GenerationScorer`."""
+    found: dict[str, dict[str, Any]] = stored(state).get("scores", {})
     return found
 
 
-def read_validation(
-    state: TrainerState,
-    metrics: Mapping[str, float],
-    decided: int = -1,
-    awaited: Callable[[str], bool] = lambda key: False,
-) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
-    """Return metrics, keys without a new value, and the values of the prompts.
+@dataclass
+class Run:
+    """What our callbacks share in one training, and checkpoints do not contain.
 
-    The metrics are rank 0's, on all ranks. `eval_score/sim` is also `score/sim`, unless training is
-    `awaited` to log this key; other keys have their last value. The last decision was at the step
-    `decided`.
+    `rules` are the callbacks that decide, by the key of their states.
     """
-    last, steps = _last_logged(state)
-    logged = {**last, **metrics}
-    numbers = {key: float(v) for key, v in logged.items() if isinstance(v, int | float)}
-    numbers |= {key: math.nan for key, value in logged.items() if value is None}
-    logged_before = {key: steps[key] for key in numbers.keys() - metrics.keys()}
-    evaluated = {key for key in logged_before if key.startswith(PREFIX)}
-    stale = stale_keys(logged_before, evaluated, state.global_step, decided)
-    for key in [key for key in numbers if key.startswith(PREFIX)]:
-        name = key.removeprefix(PREFIX)
-        if name not in numbers and not awaited(name):
-            numbers[name] = numbers[key]
-            stale |= {name} if key in stale else set()
+
+    rules: dict[str, object] = field(default_factory=dict)
+    metrics: Mapping[str, float] | None = None  # of the evaluation that the snapshot is of
+    snapshot: Snapshot = field(default_factory=lambda: Snapshot(-1, {}, ()))
+    added: dict[str, float] = field(default_factory=dict)  # to all snapshots of this step
+
+    @staticmethod
+    def of(state: TrainerState) -> Run:
+        """Return the run of a trainer's state, which carries it outside of its fields."""
+        run: Run = vars(state).setdefault("_ctrlreward_run", Run())
+        return run
+
+    def take(self, state: TrainerState, metrics: Mapping[str, float]) -> Snapshot:
+        """Return the snapshot of an evaluation that logged `metrics`, rank 0's on all ranks."""
+        if self.metrics is not metrics:
+            if self.snapshot.step != state.global_step:
+                self.added = {}
+            own = _snapshot(state, metrics)
+            shared = on_rank_zero(lambda: (own.metrics, own.fresh, own.trained))
+            # All ranks have the evidence, whose digests do not pickle.
+            whole = Snapshot(own.step, shared[0], shared[1], own.evidence, shared[2])
+            self.metrics, self.snapshot = metrics, whole.having(**self.added)
+        return self.snapshot
+
+    def add(self, **values: float) -> None:
+        """Add values to the snapshots of this step, for the rules that decide later."""
+        self.added |= values
+        self.snapshot = self.snapshot.having(**values)
+
+
+def _snapshot(state: TrainerState, metrics: Mapping[str, float]) -> Snapshot:
+    """Return the last value of each key; `eval_score/sim` is also `score/sim`."""
+    step = state.global_step
+    logged: dict[str, Any] = {}
+    steps: dict[str, int] = {}  # at which each key was logged last
+    for row in (*cast(list[dict[str, Any]], state.log_history), {**metrics, "step": step}):
+        logged |= row
+        steps |= dict.fromkeys(row, int(row.get("step") or 0))
+    for key in ("step", "epoch"):
+        logged.pop(key, None)
+    values = {key: float(value) for key, value in logged.items() if isinstance(value, int | float)}
+    values |= {key: math.nan for key, value in logged.items() if value is None}
     evidence: dict[str, Scores] = {}
     for scored in scorers(state).values():
-        if scored["step"] == state.global_step:
+        if scored["step"] == step:
             for key, table in scored["by_prompt"].items():
                 means = valid_row_means(np.array(table, np.float64))
-                row = PromptScores(means, scored.get("measure", ""))
-                evidence |= {key: row, PREFIX + key: row}
-        else:
-            stale |= {each for key in scored["modes"] for each in (key, PREFIX + key)}
-    return *on_rank_zero(lambda: (numbers, stale)), evidence
+                evidence[PREFIX + key] = PromptScores(means, scored.get("measure", ""))
+    trained = {key: steps[key] for key in values if not (key.startswith(PREFIX) or key in metrics)}
+    fresh = {key for key in values.keys() - trained if steps[key] == step}
+    for key in [key for key in values if key.startswith(PREFIX)]:
+        name = key.removeprefix(PREFIX)
+        if name not in values and not is_trained(name):
+            values[name] = values[key]
+            fresh |= {name} if key in fresh else set()
+            evidence |= {name: evidence[key]} if key in evidence else {}
+    return Snapshot(step, values, fresh, evidence, trained)
+
+
+def is_trained(key: str) -> bool:
+    """Return whether trainers log this key in training."""
+    return key in ("loss", *_AS_UNDER_LIGHTNING) or key.startswith("rewards/")
 
 
 def plain_names(state: TrainerState) -> dict[str, str]:
@@ -134,53 +161,11 @@ def history(state: TrainerState) -> list[dict[str, Any]]:
     ]
 
 
-def _last_logged(state: TrainerState) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return the last logged value of each key, and its step.
-
-    The fold stays with the state, so that each row is read once, but outside of its fields.
-    """
-    rows = cast(list[dict[str, Any]], state.log_history)
-    log, read, values, steps = vars(state).get(_FOLD, (rows, 0, {}, {}))
-    if log is not rows:  # a resumed run has another list
-        read, values, steps = 0, {}, {}
-    for row in rows[read:]:
-        values |= row
-        steps |= dict.fromkeys(row, row.get("step") or 0)
-    vars(state)[_FOLD] = rows, len(rows), values, steps
-    return values, steps
-
-
-def awaits(args: TrainingArguments, state: TrainerState, key: str) -> bool:
-    """Return whether this is a key of training, which has logged nothing yet but will."""
-    if key not in ("loss", *_AS_UNDER_LIGHTNING) and not key.startswith("rewards/"):
-        return False
-    _, steps = _last_logged(state)
-    if any(not each.startswith(PREFIX) for each in steps.keys() - {"epoch", "step"}):
-        return False
-    by_steps = args.logging_strategy == IntervalStrategy.STEPS
-    will_log = args.logging_first_step or not by_steps or state.logging_steps <= state.max_steps
-    return will_log and args.logging_strategy != IntervalStrategy.NO
-
-
-def last_evaluated(state: TrainerState, key: str) -> float | None:
-    """Return the step at which an evaluation last logged a key, with or without `eval_`."""
-    _, steps = _last_logged(state)
-    logged = key if key in steps or key.startswith(PREFIX) else PREFIX + key
-    return steps.get(logged) if logged.startswith(PREFIX) else None
-
-
 def directions(state: TrainerState) -> dict[str, Mode]:
     """Return the better direction of each key of a `GenerationScorer`."""
     return {
         key: mode for scored in scorers(state).values() for key, mode in scored["modes"].items()
     }
-
-
-def ranges(state: TrainerState) -> dict[str, list[float | None]]:
-    """Return the smallest and largest value of each key of a `GenerationScorer`, of both names."""
-    declared = [scored.get("ranges", {}) for scored in scorers(state).values()]
-    names = {key: bounds for each in declared for key, bounds in each.items()}
-    return names | {PREFIX + key: bounds for key, bounds in names.items()}
 
 
 def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:

@@ -13,22 +13,6 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.selection.metrics import ModeOf, Snapshot, Validation
 
 
-def stale_keys(
-    logged: Mapping[str, float], validated: Collection[str], began: float, decided: float
-) -> set[str]:
-    """Return the keys without a new value, of `logged`, key → time of its last value.
-
-    The keys that validations log are `validated`: they are new if logged since this one `began`.
-    Other keys, of training, are new if they were logged since the last decision, at time `decided`.
-    Time is whatever a trainer counts by: steps, or how often its metrics were looked at.
-    """
-    return {
-        key
-        for key, time in logged.items()
-        if (time < began if key in validated else time <= decided)
-    }
-
-
 def check_declared(keys: Iterable[str], declared: Collection[str]) -> None:
     """Raise a ValueError for a key that is likely a misspelt one of those that scorers declare.
 

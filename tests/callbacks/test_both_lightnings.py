@@ -69,17 +69,6 @@ def test_a_callback_of_the_other_package_is_refused(
     assert type(error.value).__name__ == "MisconfigurationException"
 
 
-@pytest.mark.parametrize("package", [pytorch_lightning, lightning.pytorch])
-def test_a_callback_for_transformers_is_refused(package: object, tmp_path) -> None:
-    from ctrlreward.huggingface import RewardEarlyStopping
-
-    stopper = RewardEarlyStopping("score/v", "max")
-    trainer = trainer_of(package, tmp_path, callbacks=[stopper], logger=False)
-    right = {pytorch_lightning: "ctrlreward.callbacks", lightning.pytorch: "ctrlreward.lightning"}
-    with pytest.raises(TypeError, match=f"Use `from {right[package]} import RewardEarlyStopping`"):
-        trainer.fit(module_of(package))
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(HERE, lightning.pytorch), (THERE, pytorch_lightning)]
 )

@@ -20,7 +20,7 @@ import torch
 from fakes import Scripted
 from thinned import thinned
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
-from transformers.trainer_utils import HPSearchBackend
+from transformers.trainer_utils import HPSearchBackend, default_compute_objective
 
 from ctrlreward.huggingface import (
     GenerationScorer,
@@ -261,7 +261,10 @@ def test_a_hyperparameter_search(
     trainer.hp_search_backend = HPSearchBackend.OPTUNA
     trainer.hp_space = lambda _: {}
     trainer.hp_name = (lambda trial: f"mine {trial.number}") if named else None
-    trainer.compute_objective = lambda metrics: metrics["eval_own"]
+    # The default is the sum of all metrics, which are this one.
+    trainer.compute_objective = (
+        default_compute_objective if named else lambda metrics: metrics["eval_own"]
+    )
     for number in range(2):
         trial = Trial(number)
         trainer.train(trial=trial)

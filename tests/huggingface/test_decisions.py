@@ -1,4 +1,4 @@
-"""The table of decisions, driven through `Trainer` and our callbacks, on one rank and on two."""
+"""Six cases of the table of decisions, driven through `Trainer` and our callbacks on two ranks."""
 
 from __future__ import annotations
 
@@ -9,34 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decision_cases import (
-    BY_PROMPT,
-    CASES,
-    TABLE,
-    Case,
-    HandDriven,
-    names_on_two_ranks,
-    one_of_each_kind,
-    without_prompts,
-)
+from decision_cases import BY_PROMPT, CASES, HandDriven, without_prompts
 from lightning_utilities.core.imports import compare_version
-from trainer_runs import ON_TWO_RANKS, run_by_means, run_by_prompt
-from transformers import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+BY_MEANS = (
+    "recovers in time, resumed at 5",
+    "every third, patience of one, resumed at 4",
+    "constraint from both sides, resumed at 5",
+)
+PROMPTS = ("alarm after a rise", "a decline stops", "noise is no improvement")  # resumed at 2
+
+
 @pytest.fixture(scope="module")
 def ranks(
-    request: pytest.FixtureRequest,
     tiny_llama: Callable[[str], str],
     run_ranks: Callable[..., list[Any]],
 ) -> list[dict[str, Any]]:
-    """Decisions of both ranks. Cases by prompt are cut at 2, others where the table says so."""
+    """Decisions of both ranks."""
     if not compare_version("transformers", operator.ge, "5.18"):
         pytest.skip("transformers 5.17 can't resume on several CPU ranks: it loads to cpu:0")
     script = Path(__file__).with_name("two_ranks.py")
-    return run_ranks(script, tiny_llama("abcdef"), *names_on_two_ranks(request))
+    return run_ranks(script, tiny_llama("abcdef"), *BY_MEANS, *PROMPTS)
 
 
 def text(state: dict[str, Any]) -> str:
@@ -44,7 +40,10 @@ def text(state: dict[str, Any]) -> str:
     return json.dumps(without_prompts(json.loads(json.dumps(state))), sort_keys=True)
 
 
-def check_means(case: Case, found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", BY_MEANS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_case_by_means(ranks: list[dict[str, Any]], rank: int, name: str) -> None:
+    case, found = CASES[name], ranks[rank]["means"][name]
     by_hand = HandDriven(case).play(case.resume).states
     # A resumed run that had stopped makes one more step.
     had_stopped = case.reason is not None and case.resume == case.stop
@@ -54,16 +53,16 @@ def check_means(case: Case, found: dict[str, Any]) -> None:
     assert text(stop) == text(by_hand["stop"].to_dict())
     assert text(front) == text(by_hand["front"].to_dict())
     assert {int(step) for step in front["kept"]} == case.front
-    if case.top_k == 1:
-        selected = max(case.best) if case.best else None
-        assert found["selected"] == found["best_global_step"] == selected
-        assert case.best | case.front <= set(found["checkpoints"])
-        expected = f"checkpoint-{selected}" if case.best else "None"
-        assert str(found["best_model_checkpoint"]).endswith(expected)
+    selected = max(case.best)
+    assert found["selected"] == found["best_global_step"] == selected
+    assert case.best | case.front <= set(found["checkpoints"])
+    assert found["best_model_checkpoint"].endswith(f"checkpoint-{selected}")
 
 
-def check_prompts(name: str, found: dict[str, Any]) -> None:
-    case = BY_PROMPT[name]
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_case_by_prompt(ranks: list[dict[str, Any]], rank: int, name: str) -> None:
+    case, found = BY_PROMPT[name], ranks[rank]["prompts"][name]
     by_hand = HandDriven(case).play().states
     hand = {key: json.loads(json.dumps(s.to_dict())) for key, s in by_hand.items()}
     states, expected = without_prompts(found["states"]), without_prompts(hand)
@@ -80,29 +79,6 @@ def check_prompts(name: str, found: dict[str, Any]) -> None:
     }
     assert len(digests) == 1
     assert found["selected"] == found["best_global_step"] == case.selected
-
-
-@pytest.mark.parametrize("name", one_of_each_kind(TABLE))
-def test_a_case_by_means(make_trainer: Callable[..., Trainer], name: str) -> None:
-    """Interrupted cases run on two ranks."""
-    check_means(TABLE[name], run_by_means(TABLE[name], make_trainer))
-
-
-@pytest.mark.parametrize("name", one_of_each_kind(BY_PROMPT))
-def test_a_case_by_prompt(make_trainer: Callable[..., Trainer], name: str) -> None:
-    check_prompts(name, run_by_prompt(BY_PROMPT[name], make_trainer))
-
-
-@pytest.mark.parametrize("name", one_of_each_kind(ON_TWO_RANKS))
-def test_both_ranks_decide_by_means(ranks: list[dict[str, Any]], name: str) -> None:
-    for rank in ranks:
-        check_means(CASES[name], rank["means"][name])
-
-
-@pytest.mark.parametrize("name", one_of_each_kind(BY_PROMPT))
-def test_both_ranks_decide_by_prompt(ranks: list[dict[str, Any]], name: str) -> None:
-    for rank in ranks:
-        check_prompts(name, rank["prompts"][name])
 
 
 def test_rank_zero_decides_on_a_metric_that_differs_by_rank(ranks: list[dict[str, Any]]) -> None:

@@ -70,8 +70,8 @@ def test_zero3_is_gathered_by_trl(make_trainer, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("trl.models.unwrap_model_for_generation", unwrap)
     monkeypatch.setattr(type(trainer.model), "generate", noting)
     monkeypatch.setattr(TrainerGenerator, "_is_zero3", True)
-    generator = TrainerGenerator(trainer, {"max_new_tokens": 1}, Samples(["ab"]))
-    with generator.whole_model():
-        assert len(generator.complete(["ab"])) == 1
+    prompts = Samples(["ab"]).as_prompts()
+    generator = TrainerGenerator(trainer, prompts, {"max_new_tokens": 1})
+    assert len(generator.generate(prompts, 1, 0)) == 1
     assert waits == [(False, [(trainer.model_wrapped, trainer.accelerator)])]
     assert entered[1:] == ["left"]

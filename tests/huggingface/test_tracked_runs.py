@@ -1,16 +1,9 @@
-"""Tables and alerts in the runs that a trainer reports to: W&B offline, and a stand-in of trackio.
-
-The stand-in has the calls of trackio 0.43 that transformers and the callbacks make.
-"""
+"""Tables, curves and alerts in the offline run of W&B that a trainer reports to."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextvars import ContextVar
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,35 +20,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = ["ab", "cd"] * 6
 
 
-class Trackio(ModuleType):
-    """What is logged in the one run of trackio."""
-
-    __version__ = "0.43.0"
-
-    def __init__(self) -> None:
-        super().__init__("trackio")
-        self.__spec__ = ModuleSpec("trackio", None)
-        variables = [ContextVar("run", default=None) for _ in range(2)]
-        self.context_vars = SimpleNamespace(current_run=variables[0], current_space_id=variables[1])
-        self.AlertLevel = SimpleNamespace(WARN="warn")
-        self.Table = lambda columns, data: [dict(zip(columns, row, strict=True)) for row in data]
-        self.config: dict[str, Any] = {}
-        self.rows: list[dict[str, Any]] = []
-        self.alerts: list[tuple[str, str, str]] = []
-
-    def init(self, **_: Any) -> None:
-        self.context_vars.current_run.set(self)
-
-    def log(self, metrics: dict[str, Any]) -> None:
-        self.rows.append(metrics)
-
-    def alert(self, title: str, text: str, level: str) -> None:
-        self.alerts.append((title, text, level))
-
-    def finish(self) -> None:
-        self.context_vars.current_run.set(None)
-
-
 def declining(key: str, step: int) -> list[float]:
     """Return scores of `b` that rise at each step, and of `a` that fall for each prompt."""
     return [step + i / 100 if key == "b" else -step + i * step / 100 for i in range(len(PROMPTS))]
@@ -68,17 +32,13 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
 
 
-def test_tables_and_one_alert(
-    make_trainer: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trackio = Trackio()
-    monkeypatch.setitem(sys.modules, "trackio", trackio)
-    trainer = make_trainer(max_steps=3, report_to=["wandb", "trackio"])
+def test_tables_and_one_alert(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+    trainer = make_trainer(max_steps=3, report_to=["wandb"])
     scorer = Scripted(declining, trainer, "max")
     scores = {"a": scorer["a"], "b": scorer["b"]}
     held_out = GenerationScorer(trainer, scores, PROMPTS, table_rows=2)
     train(trainer, held_out, ProxyGuard("score/b", "score/a"))
-    trainer.evaluate()  # trackio's run has ended; the trainer starts another
+    trainer.evaluate()
     (run,) = read_runs(tmp_path)
     tables = [row for row in run.rows if "score/samples" in row]
     assert [row["eval/score/scored_step"] for row in tables] == [1, 2, 3, 3]
@@ -90,14 +50,8 @@ def test_tables_and_one_alert(
     shown = run.table(tables[1], "score/samples")
     assert shown["columns"] == ["prompt", "text", "a", "b"]
     assert [row[2:] for row in shown["data"]] == [[-2.0, 2.0], [-1.78, 2.11]]
-    by_key = {row["train/global_step"]: row for row in trackio.rows if "score/samples" in row}
-    expected = [dict(zip(shown["columns"], row, strict=True)) for row in shown["data"]]
-    assert by_key[2]["score/samples"] == expected
-    guarded = [row for row in trackio.rows if "eval/guard/alarm" in row]
-    assert [row["eval/guard/alarm"] for row in guarded] == [0.0, 1.0, 1.0]
     (alert,) = run.of("alert")
     assert alert.level == "WARN"
-    assert trackio.alerts == [(alert.title, alert.text, "warn")]
     assert alert.title == "guard: possible reward hacking"
 
 

@@ -71,23 +71,6 @@ def check(trainer: Trainer, best: Any, stop: Any) -> None:
         assert torch.equal(found[key], value), key
 
 
-@pytest.fixture
-def panels(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, list[Any]]]:
-    """Title of each drawn panel → label of each of its lines or areas → its points."""
-    from matplotlib.figure import Figure
-
-    drawn: dict[str, dict[str, list[Any]]] = {}
-
-    def save(self: Figure, path: Path, **_: Any) -> None:
-        for panel in self.axes:
-            handles, labels = panel.get_legend_handles_labels()
-            points = [[*map(tuple, getattr(h, "get_xydata", list)())] or [h] for h in handles]
-            drawn[panel.get_title(loc="left")] = dict(zip(labels, points, strict=True))
-
-    monkeypatch.setattr(Figure, "savefig", save)
-    return drawn
-
-
 SELECTING = {"max_steps": 8, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
 
 
@@ -204,12 +187,7 @@ def test_seq2seq(tiny_t5: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["GRPO", "SFT"])
-def test_trl(
-    tiny_llama: Callable[[str], str],
-    tmp_path: Path,
-    kind: str,
-    panels: dict[str, dict[str, list[Any]]],
-) -> None:
+def test_trl(tiny_llama: Callable[[str], str], tmp_path: Path, kind: str) -> None:
     import trl
     from datasets import Dataset
 
@@ -250,12 +228,6 @@ def test_trl(
     assert summary["steps"] == 6
     assert summary["stopped_by"].startswith("RewardEarlyStopping: score/a has not improved")
     assert summary["directions"]["score/b"] == "max"
-    # Both prompts change as the mean does, so that any difference can be seen.
-    assert summary["resolution"]["score/a"]["detectable"] == 0
-    assert summary["resolution"]["score/a"]["prompts"] == 2
-    assert panels["a ↑"]["logged"] == list(zip(range(1, 7), RISE_AND_FALL[1:7], strict=True))
-    assert panels["a ↑"]["kept, step 2"]
-    assert panels["b ↑"]["constraint"]
     if kind == "GRPO":  # the metrics of training are still logged
         assert all("reward" in row for row in trainer.state.log_history if "loss" in row)
         assert any("eval_guard/p_value" in row for row in trainer.state.log_history)

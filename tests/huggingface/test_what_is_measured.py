@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +19,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from ctrlreward import Reward, Samples, Similarity, WordVectors, as_samples
-from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
+from ctrlreward import Reward, Samples
+from ctrlreward.adapters.trl import as_reward_funcs
 from ctrlreward.huggingface import GenerationScorer, RewardCheckpoint, RewardEarlyStopping
-from ctrlreward.huggingface.generation import TrainerGenerator, as_scored, prompts_as_texts
+from ctrlreward.huggingface.generation import TrainerGenerator
 from ctrlreward.samples import conversation_prompt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,9 +80,9 @@ def test_tools_of_a_prompt_are_rendered_as_in_training(
 ) -> None:
     tokenizer: Any = make_trainer().processing_class
     tokenizer.chat_template = TEMPLATE
-    trainer = SimpleNamespace(processing_class=tokenizer, **more)
-    samples = prompts_as_texts(trainer, [{"prompt": ASKED, "tools": tools}]).samples
-    assert as_samples(samples).as_prompts().prompts == (expected,)
+    trainer = SimpleNamespace(processing_class=tokenizer, model=None, **more)
+    generator = TrainerGenerator(trainer, [{"prompt": ASKED, "tools": tools}])
+    assert generator.samples.as_prompts().prompts == (expected,)
 
 
 @pytest.mark.parametrize("case", RENDERED)
@@ -91,11 +90,13 @@ def test_scores_read_what_the_reward_reads(make_trainer: Callable[..., Trainer],
     functions, prompt, more, expected = RENDERED[case]
     tokenizer: Any = make_trainer().processing_class
     tokenizer.chat_template = TEMPLATE
-    trainer = SimpleNamespace(processing_class=tokenizer, reward_funcs=functions, **more)
-    samples, plain, _ = prompts_as_texts(trainer, {"prompt": [prompt, prompt]})
-    read = Samples(**samples).as_prompts()  # type: ignore[arg-type]
+    trainer = SimpleNamespace(
+        processing_class=tokenizer, model=None, reward_funcs=functions, **more
+    )
+    generator = TrainerGenerator(trainer, {"prompt": [prompt, prompt]})
+    read = generator.samples.as_prompts()
     assert read.prompts is not None
-    scored = as_scored(read.completed(["!", "!"]), plain)
+    scored = generator.as_scored(read.completed(["!", "!"]))
     assert scored.prompts is not None
     assert (read.prompts[1], scored.texts[1], scored.prompts[1]) == expected
     if functions is not None and functions is not RENDERED["a reward of others"][0]:
@@ -114,15 +115,14 @@ def test_a_space_at_the_end_of_a_prompt_is_read_as_in_training(
         TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True),
         processing_class=tokenizer,
     )
-    of_trl = prompts_as_texts(trainer, {"prompt": ["The food "]})
-    for samples, prompts, read in (
-        (Samples(**of_trl.samples), of_trl, "The food "),  # type: ignore[arg-type]
-        (Samples(["The food "]), None, "The food"),
+    for samples, read in (
+        ({"prompt": ["The food "]}, "The food "),
+        (Samples(["The food "]), "The food"),
     ):
-        generator = TrainerGenerator(trainer, {"max_new_tokens": 2}, samples, prompts)
+        generator = TrainerGenerator(trainer, samples, {"max_new_tokens": 2})
         assert trainer.model is not None
         with inputs_seen(trainer.model) as seen:
-            found = generator.generate(samples.as_prompts(), 1, 0)
+            found = generator.generate(generator.samples.as_prompts(), 1, 0)
         assert seen[0]["input_ids"].tolist() == [tokenizer(read).input_ids]
         assert found.prefixes == ("The food ",)
 
@@ -160,30 +160,6 @@ def test_generation_is_as_the_trainer_sets_it(args, trainer, given, expected) ->
     assert {key: getattr(config, key) for key in expected} == expected
     if given == {"max_new_tokens": 3}:
         assert config.max_length is None
-
-
-# Rows of another task
-
-SIMILARITY = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
-
-
-@pytest.mark.parametrize(
-    ("column", "expected"),
-    [
-        (["soup", None], [0.6, None]),
-        ([None, "soup"], [None, 1.0]),
-        ([float("nan"), None], [None, None]),
-        (["soup", "soup"], [0.6, 1.0]),
-    ],
-)
-def test_a_row_without_a_value_has_no_reward(column: list[Any], expected: list[Any]) -> None:
-    texts, columns = ["broth", "soup"], {"sources": "original"}
-    (plain,) = as_reward_funcs(SIMILARITY, columns)
-    assert plain(["p"] * 2, texts, original=column) == expected
-    (part,), _ = as_component_funcs(SIMILARITY, columns)
-    assert part(["p"] * 2, texts, original=column) == expected
-    (awaited,) = as_async_reward_funcs(SIMILARITY, columns)
-    assert asyncio.run(awaited(["p"] * 2, texts, original=column)) == expected
 
 
 # Evaluations of the same weights, and after training

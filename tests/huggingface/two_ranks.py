@@ -97,7 +97,7 @@ def by_vllm() -> list[tuple[str, ...]]:
     found = []
     for prompts in (["ab", "cd", "ef"], ["ab"]):
         samples = Samples(prompts).as_prompts()
-        found.append(TrainerGenerator(trainer, None, samples).generate(samples, 2, 0).texts)
+        found.append(TrainerGenerator(trainer, samples).generate(samples, 2, 0).texts)
     return found
 
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from ctrlreward import Judge, RewardModel, Rubric, Samples
-from ctrlreward.huggingface.generation import TrainerGenerator, prompts_as_texts
+from ctrlreward.huggingface.generation import TrainerGenerator
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.tasks import Continuation
 from ctrlreward.policy.prompts import model_texts
@@ -119,13 +119,12 @@ def test_the_model_of_a_trainer_reads_what_the_template_makes_of_the_prompt(
         processing_class=tokenizer,
     )
     chats = [messages(prompt) for prompt in PROMPTS]
-    of_trl = prompts_as_texts(trainer, {"prompt": chats})
     own = Samples(["", ""], prefixes=["", ""], prompts=chats)
-    for samples, prompts in ((Samples(**of_trl.samples), of_trl), (own, None)):  # type: ignore[arg-type]
-        generator = TrainerGenerator(trainer, {"max_new_tokens": 1}, samples, prompts)
+    for samples in ({"prompt": chats}, own):
+        generator = TrainerGenerator(trainer, samples, {"max_new_tokens": 1})
         assert trainer.model is not None
         with inputs_seen(trainer.model) as seen:
-            generator.generate(samples.as_prompts(), 1, 0)
+            generator.generate(generator.samples.as_prompts(), 1, 0)
         assert unpadded(seen[0]) == [template_ids(tokenizer, chat, True) for chat in chats]
 
 
@@ -144,9 +143,8 @@ def test_the_engine_of_a_trainer_reads_the_same(
     model = AutoModelForCausalLM.from_pretrained(chat_folder(kind))
     engine = SimpleNamespace(generate=generate, sync_weights=lambda: None)
     trainer = SimpleNamespace(processing_class=tokenizer, model=model, vllm_generation=engine)
-    prompts = prompts_as_texts(trainer, {"prompt": [messages(QUESTION)]})
-    samples = Samples(**prompts.samples)  # type: ignore[arg-type]
-    TrainerGenerator(trainer, None, samples, prompts).complete(samples.prompts or ())
+    generator = TrainerGenerator(trainer, {"prompt": [messages(QUESTION)]})
+    generator.complete(generator.samples.prompts or ())
     assert read == [template_ids(tokenizer, messages(QUESTION), True)]
 
 
