@@ -266,8 +266,9 @@ class _CachedReward:
 def _log_failures(
     log_metric: Callable[[str, float], None] | None, name: str, failed: npt.NDArray[np.bool_]
 ) -> None:
-    for each in failed if log_metric is not None else ():
-        log_metric(f"{name}/fail_rate", float(each))
+    if log_metric is not None:
+        for each in failed:
+            log_metric(f"{name}/fail_rate", float(each))
 
 
 def _spread(values: Scores, rows: Sequence[int], n: int) -> Rewards:

@@ -144,13 +144,15 @@ class _WatchedFunction:
     def _noting(self, kwargs: dict[str, Any], logged: dict[str, Any]) -> dict[str, Any]:
         """Return the keywords, with a `log_extra` of TRL that also notes components of ours."""
         log_extra = kwargs.get("log_extra")
+        if log_extra is None:
+            return kwargs
 
         def log_and_note(column: str, values: list[Any]) -> None:
             if column.startswith(f"{self.__name__}/"):
                 logged[column.removeprefix(f"{self.__name__}/")] = list(values)
             log_extra(column, values)
 
-        return kwargs if log_extra is None else {**kwargs, "log_extra": log_and_note}
+        return {**kwargs, "log_extra": log_and_note}
 
     def _record(
         self,
@@ -285,6 +287,7 @@ def _name_of(function: Any) -> str:
 
 def _read(result: Any, given: Mapping[str, Any], logged: Mapping[str, Any]) -> list[_Row]:
     """Return the completions of a trainer's arguments, with the rewards of a function's result."""
+    prompts: Sequence[Hashable]
     if "solution_str" in given:  # verl, one sample
         given = {f"{name}s": [value] for name, value in given.items()}
     if "solution_strs" in given:  # verl does not pass the prompt: its index, else the truth
