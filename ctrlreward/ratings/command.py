@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> None:
         kind = one_of("kind of file", overview.parse_args(arguments[:1]).kind, _KINDS)
     purpose, _ = _KINDS[kind]
     if kind in _SCORERS:
-        purpose += f". Other options are those of {_SCORERS[kind]}"
+        purpose += f". Other options are those of {_SCORERS[kind]}: --scorers.help {_SCORERS[kind]}"
     parser = command_parser(f"{_COMMAND} {kind}", "FILE [options]", purpose, [examples[kind]])
     own: dict[str, list[Callable[..., Any]]] = {"preferences": [preferences], "raters": [raters]}
     for function in own.get(kind, [read_rated, rated]):

@@ -235,8 +235,10 @@ def main(arguments: Sequence[str]) -> None:
     explained = explain(scorer, file.samples)
     evaluators = {aspect: evaluators_of(explained, aspect) for aspect in ASPECTS}
     scores = {aspect: folded(texts, weighted_mean) for aspect, texts in evaluators.items()}
+    relevance = evaluators[RELEVANCE]
     if isinstance(scorer.loaded_model, CausalLM):  # the scorer's default for a decoder-only model
-        scores[RELEVANCE] = folded(evaluators[RELEVANCE], FOLDS["mean"])
+        relevance = [(own, np.ones(len(own))) for own, _ in relevance]
+        scores[RELEVANCE] = folded(relevance, weighted_mean)
     specs: dict[str, ScoreSpec] = dict(SPECS.items())
     others: dict[str, Scores] = {}
     if given.baselines:  # BARTScore needs a source: the prefix
@@ -267,7 +269,7 @@ def main(arguments: Sequence[str]) -> None:
     own = [row for row in record["figure_3"] if row["score"] == row["rating"]]
     _print("Figure 3: texts", own, ["rating"], "level", shown="texts")
     ratings = file.ratings[RELEVANCE]
-    counts = figure_4(ratings, evaluators[RELEVANCE], scorer.task, given.draws, given.seed)
+    counts = figure_4(ratings, relevance, scorer.task, given.draws, given.seed)
     record["figure_4"] = counts
     record["baselines"] = {name: _measured(values, ratings) for name, values in better.items()}
     rows = {str(r["evaluators"]): r for r in counts if r["evaluators"].bit_count() == 1}

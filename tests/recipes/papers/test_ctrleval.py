@@ -96,14 +96,14 @@ def test_tables_are_ctrleval_with_other_weights(model: str) -> None:
     assert table["max", "attribute_relevance"]["published"] == 0.517
 
 
-def test_figure_4_is_ctrleval_with_fewer_evaluators(pegasus: str) -> None:
-    rows = studied(pegasus, "--draws=2", "--seed=5")["figure_4"]
+def test_figure_4_is_ctrleval_with_fewer_evaluators(model: str) -> None:
+    rows = studied(model, "--draws=2", "--seed=5")["figure_4"]
     evaluators = len(Task.load("task.yaml").evaluators)
     assert [row["evaluators"] for row in rows] == [*range(1, evaluators + 1)]
     for row in rows[::3]:
         values = []
         for seed in (5, 6):
-            scorer = CTRLEval(pegasus, "task.yaml", "attribute_relevance")
+            scorer = CTRLEval(model, "task.yaml", "attribute_relevance")
             scorer.pattern_evaluators = scorer.task.subset(row["evaluators"], seed)
             scorer._prompts = relevance_blanks(scorer.pattern_evaluators)
             scores = scorer.score(SAMPLES)["attribute_relevance"]
