@@ -321,17 +321,8 @@ def sample_rows(
 ) -> list[tuple[str, ...]]:
     """Draw distinct rows from files: texts, or the values at the keys of the kind.
 
-    Args:
-        kind: Kind of the pairs.
-        files: Files of one text per line, or of one JSON record per line for a kind with keys.
-        exclude: Files of held-out texts; a row with one of them is left out.
-        count: Number of rows.
-        min_words: Smallest number of words of the altered text, or of its source.
-        seed: Seed of the choice and its order.
-
-    Raises:
-        ValueError: The files contain fewer than `count` such rows, or a line is not a record with
-            the keys.
+    A row has `min_words` or more, and none of the texts of the excluded files. A ValueError if the
+    files contain fewer than `count` such rows, or a line is not a JSON record with the keys.
     """
     keys, _ = KINDS[kind]
     if not keys:
@@ -395,16 +386,8 @@ def read_passages(
 ) -> list[list[str]]:
     """Return passages of running text, such as WikiText, as their sentences; none overlaps another.
 
-    A passage ends at the end of its paragraph, or at a length that is drawn for it.
-
-    Args:
-        files: Files of running text.
-        words: Smallest and largest number of words of a passage.
-        count: Number of passages.
-        seed: Seed of their lengths, choice and order.
-
-    Raises:
-        ValueError: The files contain fewer passages.
+    A passage ends at the end of its paragraph, or at a number of `words` that is drawn for it. A
+    ValueError if the files contain fewer than `count`.
     """
     random_ = random.Random(seed)
     passages: list[list[str]] = []
@@ -430,9 +413,6 @@ def read_passages(
 @dataclass(frozen=True)
 class PassagePairs:
     """Pairs of a few sentences and their passage.
-
-    A summary describes the subject of a document in other words, and a hallucinated name occurs in
-    a fluent sentence. Sentences taken out of their passage have both properties.
 
     In half of the pairs the context lacks the sentences: content words that it contains are
     supported, names and numbers that it lacks are hallucinated, and the other words have no label.
@@ -516,18 +496,10 @@ def replace_units(
     share: float,
     random_: random.Random,
 ) -> tuple[str, tuple[Span, ...], tuple[Span, ...], tuple[Span, ...]]:
-    """Replace a share of the content words that the context has by words that it lacks.
+    """Replace a share of the names, numbers and content words that the context has by others.
 
-    Args:
-        text: Text to alter.
-        context: What supports it.
-        pool: Replacements by form.
-        share: Share of the supported names, numbers and content words to replace.
-        random_: Source of randomness.
-
-    Returns:
-        The text, the spans of the words that were put in, of the text's own content words that the
-        context lacks, and of its function words.
+    Returns the text, and the spans of the words that were put in, of the text's own content words
+    that the context lacks, and of its function words. `pool` has the others by form.
     """
     known = {stem(word) for word in WORD.findall(context)}
     put_in: list[Span] = []
@@ -585,13 +557,6 @@ class SpanFiller:
     The text after a span comes first in the prompt, and the text before it is continued. The model
     does not know where to stop, so a filling has as many words as the span, give or take one. Spans
     are filled from left to right; each sees those before it.
-
-    Args:
-        model: Local folder, hub id or short name.
-        device: Device name as in torch.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        temperature: Sampling temperature, above 0.
-        top_p: Total probability of the most likely tokens to sample from.
     """
 
     def __init__(
@@ -687,14 +652,7 @@ class SpanFiller:
 
 
 class Paraphraser:
-    """A frozen encoder-decoder that paraphrases texts by beam search.
-
-    Args:
-        model: Local folder or hub id of one that was trained for it.
-        device: Device name as in torch.
-        dtype: See `SpanFiller`.
-        candidates: Number of paraphrases to choose from, 10 in the paper.
-    """
+    """A frozen encoder-decoder that paraphrases texts by beam search, with candidates each."""
 
     def __init__(self, model: str, device: str, dtype: str | None, candidates: int) -> None:
         self.model = load_frozen(AutoModelForSeq2SeqLM, model, device, dtype)
