@@ -65,10 +65,8 @@ def _repeated_sentence(sample: Sample) -> str | None:
 
 
 def _padded(sample: Sample) -> str:
-    text = sample.completion
-    for filler in neutral_texts():
-        if len(text) >= 2 * len(sample.completion):
-            break
+    text, fillers = sample.completion, iter(neutral_texts())
+    while len(text) < 2 * len(sample.completion) and (filler := next(fillers, None)) is not None:
         text = f"{text} {filler}"
     return text
 
@@ -78,11 +76,8 @@ def _truncated(sample: Sample) -> str | None:
     return " ".join(words[: len(words) // 2]) if len(words) > 1 else None
 
 
-def _copied(sample: Sample) -> str | None:
-    return sample.source or sample.prompt or None
-
-
 _DIVERSITY = "a weight on Repetition, or a constraint on Distinct-2"
+_COPY = "a range of the similarity to prompt or source, or a condition"
 _FLUENCY = "a bound on the perplexity under the frozen base model"
 _LENGTH = "a range of the length, length_alpha, or a score that does not grow with length"
 _JUDGE = "a held-out judge of another kind, watched by ProxyGuard"
@@ -90,11 +85,7 @@ _JUDGE = "a held-out judge of another kind, watched by ProxyGuard"
 PROBES: tuple[Probe, ...] = (
     Probe("empty", lambda s: "", "a score that is NaN for an empty text, or a minimum length"),
     Probe("one word repeated", _repeated_word, _DIVERSITY),
-    Probe(
-        "prompt or source copied",
-        _copied,
-        "a range of the similarity to prompt or source, or a condition",
-    ),
+    Probe("prompt or source copied", lambda s: s.source or s.prompt or None, _COPY),
     Probe("label repeated", lambda s: " ".join([s.label] * 5) if s.label else None, _JUDGE),
     Probe("sentences doubled", lambda s: f"{s.completion} {s.completion}", _DIVERSITY),
     Probe("one sentence repeated", _repeated_sentence, _DIVERSITY),
@@ -246,17 +237,16 @@ def best_of_n_curve(proxy: Scores, held_out: Scores) -> list[BestOfN]:
 
 def _rows(samples: Samples, draw: random.Random) -> list[Sample]:
     completions = [text.strip() for text in samples.completions]
-    columns = samples.columns()
-
-    def cell(name: str, i: int) -> str:
-        return str(columns[name][i]) if name in columns else ""
-
+    prompts = samples.prompts or samples.prefixes or samples.texts
+    blank = [""] * len(samples)
+    cells = zip(
+        completions, prompts, samples.sources or blank, samples.labels or blank, strict=True
+    )
     rows = []
-    for i, completion in enumerate(completions):
+    for i, (completion, prompt, source, label) in enumerate(cells):
         others = [other for other in completions if other != completion]
         other = draw.choice(others) if others else ""
-        prompt = cell("prompts", i) or cell("prefixes", i) or samples.texts[i]
-        rows.append(Sample(completion, prompt, cell("sources", i), cell("labels", i), other, draw))
+        rows.append(Sample(completion, prompt or samples.texts[i], source, label, other, draw))
     return rows
 
 
@@ -293,22 +283,16 @@ def _finding(
     for name in before:
         both = np.isfinite(before[name]) & np.isfinite(after[name])
         members = [str(cluster) for cluster, kept in zip(clusters, both, strict=True) if kept]
-        if len(set(members)) < 2:
-            change[name] = Estimate(math.nan, math.nan, math.nan)
-            continue
-        change[name] = paired_bootstrap(before[name][both], after[name][both], members, confidence)
+        change[name] = Estimate(math.nan, math.nan, math.nan)
+        if len(set(members)) > 1:
+            sides = before[name][both], after[name][both]
+            change[name] = paired_bootstrap(*sides, members, confidence)
     total = change[TOTAL]
     low, high = (total.value,) * 2 if math.isinf(total.low) else (total.low, total.high)
     # NaN, no score, is nothing to gain.
     verdict: Verdict = "gamed" if low > 0 else "blind" if high >= 0 else "ok"
     scored = np.isfinite(before[TOTAL])
     wins = after[TOTAL][scored] > before[TOTAL][scored]  # a failed text does not win
-    return Finding(
-        probe.name,
-        len(after[TOTAL]),
-        change,
-        float(wins.mean()) if len(wins) else math.nan,
-        int((~np.isfinite(after[TOTAL])).sum()),
-        verdict,
-        probe.guard,
-    )
+    share = float(wins.mean()) if len(wins) else math.nan
+    failed = int((~np.isfinite(after[TOTAL])).sum())
+    return Finding(probe.name, len(after[TOTAL]), change, share, failed, verdict, probe.guard)

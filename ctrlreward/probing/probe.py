@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -67,7 +66,14 @@ def run(arguments: list[str]) -> None:
             ) from None
         judged = judge_best_of_n(reward, judge, samples) if judge else None
     if options.json:
-        print(json_text(as_json(found, judged)), end="")
+        content = {
+            "gamed": [finding.probe for finding in found.gamed],
+            "blind": [finding.probe for finding in found.blind],
+            "probes": [asdict(finding) for finding in found.findings],
+            "length_correlation": found.length_correlation,
+            **({"best_of_n": judged} if judged else {}),
+        }
+        print(json_text(content), end="")
     else:
         print_examination(found, judged)
     if found.gamed:
@@ -111,19 +117,6 @@ def judge_best_of_n(reward: AnyReward, judge: AnyReward, samples: Samples) -> li
     return best_of_n_curve(*(total[kept] for total in totals))
 
 
-def as_json(found: Examination, judged: Sequence[BestOfN] | None) -> dict[str, Any]:
-    """Return all figures for JSON."""
-    result: dict[str, Any] = {
-        "gamed": [finding.probe for finding in found.gamed],
-        "blind": [finding.probe for finding in found.blind],
-        "probes": [asdict(finding) for finding in found.findings],
-        "length_correlation": found.length_correlation,
-    }
-    if judged:
-        result["best_of_n"] = judged
-    return result
-
-
 def print_examination(found: Examination, judged: Sequence[BestOfN] | None) -> None:
     """Print the tables."""
     console = plain_console(None if sys.stdout.isatty() else 160)
@@ -131,8 +124,7 @@ def print_examination(found: Examination, judged: Sequence[BestOfN] | None) -> N
     table = Table(title="degenerate - original", box=None, header_style="")
     table.add_column("probe", no_wrap=True)
     table.add_column("total, 95 % interval", justify="right", no_wrap=True)
-    table.add_column("wins", justify="right")
-    for name in components:
+    for name in ("wins", *components):
         table.add_column(name, justify="right")
     table.add_column("verdict")
     for each in found.findings:
@@ -140,7 +132,8 @@ def print_examination(found: Examination, judged: Sequence[BestOfN] | None) -> N
         interval = f"{change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})"
         if not math.isfinite(change.low):
             interval = f"{change.value:+.3f} (in all texts)"
-        interval = "no score" if math.isnan(change.value) else interval
+        if math.isnan(change.value):
+            interval = "no score"
         failed = f", {each.failed} without a score" if each.failed else ""
         parts = [_signed(each.change[name].value) for name in components]
         table.add_row(each.probe, interval, f"{each.wins:.0%}", *parts, each.verdict + failed)
@@ -149,8 +142,7 @@ def print_examination(found: Examination, judged: Sequence[BestOfN] | None) -> N
     console.print(f"rank correlation with the number of words: {lengths}")
     if judged:
         headings = ("n", "KL", "reward", "held-out score")
-        title = "best of n by this reward"
-        table = number_table([], headings, title=title, box=None, header_style="")
+        table = number_table([], headings, title="best of n by this reward", box=None)
         for n, kl, proxy, held_out in judged:
             table.add_row(str(n), f"{kl:.3f}", f"{proxy:.4f}", f"{held_out:.4f}")
         console.print(table)

@@ -10,15 +10,15 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow.parquet
 import pytest
 import yaml
-from corpus.conftest import write_jsonl
 from fakes import Interrupted, OneLetter, Rank
 from warm_python import WarmProcess
 
@@ -30,20 +30,31 @@ from ctrlreward.tables.rows import read_rows
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
 BY_LETTERS = "--scorers+=fakes.OneLetter"
-
-pytestmark = pytest.mark.usefixtures("at_home")
-
 TEXTS = [f"text number {i}, " + "e" * (i % 7) for i in range(10)]
 RECORDS: list[dict[str, Any]] = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
 RECORDS[4]["text"] = ""
+EXPECTED = [r["text"].count("e") / 3 if r["text"] else None for r in RECORDS]
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, with the scorers of `fakes` importable, in small parts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     monkeypatch.setattr(parts, "FIRST", 4)
     monkeypatch.setattr(parts, "MOST", 4)
     OneLetter.calls.clear()
     Interrupted.calls.clear()
+
+
+@pytest.fixture
+def refused(fails: Callable[..., str]) -> Callable[..., str]:
+    """Return a function that runs a `score` that fails, and returns its error as one line."""
+    return lambda *arguments: " ".join(fails("score", *arguments).split())
+
+
+def write(records: Sequence[Any], name: str = "in.jsonl") -> None:
+    Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def write_csv(name: str, records: list[dict[str, Any]]) -> None:
@@ -53,60 +64,49 @@ def write_csv(name: str, records: list[dict[str, Any]]) -> None:
         writer.writerows(records)
 
 
-def expected() -> list[float | None]:
-    return [record["text"].count("e") / 3 if record["text"] else None for record in RECORDS]
-
-
 # Input and output
 
 
 @pytest.mark.parametrize("source", ["in.jsonl", "in.csv"])
 @pytest.mark.parametrize("target", ["out.jsonl", "out.csv", "out.parquet"])
 def test_all_formats_keep_columns_and_add_scores(source: str, target: str) -> None:
-    (write_csv if source == "in.csv" else write_jsonl)(source, RECORDS)
+    (write_csv(source, RECORDS) if source == "in.csv" else write(RECORDS))
     main(["score", source, target, BY_LETTERS])
     if target == "out.jsonl":
         rows = [json.loads(line) for line in Path(target).read_text().splitlines()]
     elif target == "out.csv":
         with open(target, newline="") as file:
             rows = list(csv.DictReader(file))
-        rows = [
-            row | {"letters": float(row["letters"]) if row["letters"] else None} for row in rows
-        ]
+        rows = [r | {"letters": float(r["letters"]) if r["letters"] else None} for r in rows]
     else:
         rows = pyarrow.parquet.read_table(target).to_pylist()
     assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
     assert [int(row["id"]) for row in rows] == list(range(10))
-    assert [row["letters"] for row in rows] == expected()
+    assert [row["letters"] for row in rows] == EXPECTED
     assert list(rows[0]) == ["id", "text", "letters"]
     assert {path.name for path in Path().iterdir()} == {source, target}
 
 
-def test_parts_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    for size in (1, 4, 256):
-        monkeypatch.setattr(parts, "FIRST", size)
-        monkeypatch.setattr(parts, "MOST", size)
-        main(["score", "in.jsonl", f"out{size}.csv", BY_LETTERS])
-    assert len({Path(f"out{size}.csv").read_bytes() for size in (1, 4, 256)}) == 1
+def test_an_input_by_a_url() -> None:
+    fsspec.filesystem("memory").pipe("/corpus/in.csv", b"text\na\n\nbb\n")
+    main(["score", "memory://corpus/in.csv", "out.csv", "--scorers=fakes.Length"])
+    assert [row["length"] for row in read_rows(Path("out.csv"))] == ["1.0", "", "2.0"]
 
 
 def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: None) -> None:
-    model = {"model": tiny_llama(LETTERS)}
     evaluators = {
         "class_path": "ctrlreward.scorers.CTRLEval",
-        "init_args": {**model, "aspects": ["attribute_relevance"]},
+        "init_args": {"model": tiny_llama(LETTERS), "aspects": ["attribute_relevance"]},
     }
-    accuracy = {"class_path": "Accuracy", "init_args": {"model": evaluators}}
     config = {
         "scorers": [
             {"class_path": "fakes.OneLetter", "init_args": {"letter": "o"}},
-            {"class_path": "ctrlreward.scorers.Accuracy", "init_args": accuracy["init_args"]},
+            {"class_path": "Accuracy", "init_args": {"model": evaluators}},
         ],
         "columns": {"text": "output", "label": "wanted"},
     }
     Path("scorers.yaml").write_text(yaml.safe_dump(config))
-    write_jsonl("in.jsonl", [{"output": "so good", "wanted": "positive"}] * 2)
+    write([{"output": "so good", "wanted": "positive"}] * 2)
     main(["score", "in.jsonl", "out.jsonl", "--config", "scorers.yaml"])
     rows = read_rows(Path("out.jsonl"))
     assert [row["letters"] for row in rows] == [1.0, 1.0]
@@ -114,20 +114,12 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
     assert OneLetter.calls == [1]  # equal texts are scored once
 
 
-def test_scorers_that_are_not_pointwise_get_all_rows() -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    main(["score", "in.jsonl", "out.jsonl", "--scorers+=fakes.Rank"])
-    ranks = np.array([row["rank"] for row in read_rows(Path("out.jsonl"))], float)
-    direct = Rank().score(Samples([record["text"] for record in RECORDS]))["rank"]
-    np.testing.assert_array_equal(ranks, direct)
-
-
 def test_names_distinguish_scorers_with_the_same_scores() -> None:
-    write_jsonl("in.jsonl", RECORDS)
+    write(RECORDS)
     options = [BY_LETTERS, BY_LETTERS, "--scorers.letter=t"]
     main(["score", "in.jsonl", "out.jsonl", *options, "--names=[e,t]"])
     rows = read_rows(Path("out.jsonl"))
-    assert [row["e.letters"] for row in rows] == expected()
+    assert [row["e.letters"] for row in rows] == EXPECTED
     assert rows[0]["t.letters"] == TEXTS[0].count("t") / 3
 
 
@@ -135,15 +127,14 @@ def test_systems_are_scored_apart(capsys: pytest.CaptureFixture[str]) -> None:
     """A score that compares texts with each other, and the summary, are of one system each."""
     texts = {"A": ["a", "a bc", ""], "B": ["abcd", "abcde", "abcdef"]}
     rows = [{"text": text, "system": name} for name in "AB" for text in texts[name]]
-    write_jsonl("in.jsonl", rows[::2] + rows[1::2])
+    write(rows[::2] + rows[1::2])
     main(["score", "in.jsonl", "out.jsonl", "--scorers", "fakes.Rank", "--by=system"])
     printed = [line.split("│") for line in capsys.readouterr().out.splitlines() if "↑ │" in line]
     written = read_rows("out.jsonl")
     for name, own in texts.items():
         alone = Rank().score(own)["rank"]
         found = {row["text"]: row["rank"] for row in written if row["system"] == name}
-        expected = {t: None if np.isnan(r) else r for t, r in zip(own, alone, strict=True)}
-        assert found == expected
+        assert found == {t: None if np.isnan(r) else r for t, r in zip(own, alone, strict=True)}
         (line,) = [cells for cells in printed if "rank" in cells[1] and cells[2].strip() == name]
         assert float(line[3]) == pytest.approx(np.nanmean(alone), abs=1e-4)
         assert [int(line[-3]), int(line[-2])] == [3, int(np.isnan(alone).sum())]
@@ -155,30 +146,88 @@ def test_outputs_are_joined_to_their_prompts(capsys: pytest.CaptureFixture[str])
         {"prompt": "The soup", "completion": " "},
         {"prompt": [{"role": "user", "content": "e?"}], "completion": "e"},
     ]
-    write_jsonl("in.jsonl", rows)
+    write(rows)
     main(["score", "in.jsonl", "out.jsonl", BY_LETTERS])
     assert [row["letters"] for row in read_rows("out.jsonl")] == [4 / 3, None, 1 / 3]
     assert "'prompt' and 'completion'" in capsys.readouterr().out
 
 
+def test_labels_of_the_file_are_mapped() -> None:
+    write([{"text": "Lovely soup.", "mood": 1}, {"text": "Awful soup.", "mood": 0}])
+    options = ["--columns.label", "mood", "--scorers=LexiconSentiment"]
+    main(["score", "in.jsonl", "out.jsonl", *options, "--label-map", "0=negative", "1=positive"])
+    found = read_rows(Path("out.jsonl"))
+    assert [(row["mood"], row["accuracy"]) for row in found] == [(1, 1.0), (0, 1.0)]
+
+
+@pytest.mark.parametrize("source", ["in.csv", "in.jsonl"])
+def test_a_scorer_reads_its_attribute(source: str) -> None:
+    """Of a column for each attribute, or of an object; all columns are copied as they were."""
+    rows: list[dict[str, Any]] = [
+        {"text": "A lovely soup.", "sentiment": "positive", "topic": "food"},
+        {"text": "A lovely trip.", "sentiment": "negative", "topic": "travel"},
+    ]
+    columns = ["--columns.label=sentiment,topic"]
+    if source == "in.csv":
+        write_csv(source, rows)
+    else:
+        rows, columns = [{"text": row.pop("text"), "label": row} for row in rows], []
+        write(rows)
+    options = ["--scorers", "LexiconSentiment", "--scorers.attribute=sentiment"]
+    main(["score", source, "out.jsonl", *columns, *options])
+    written = read_rows(Path("out.jsonl"))
+    assert [row.pop("accuracy") for row in written] == [1.0, 0.0]
+    assert [row.pop("polarity") > 0 for row in written] == [True, True]
+    assert written == rows
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
+def test_a_text_that_is_not_unicode_is_one_nan_and_one_warning(
+    output: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = "soup \ud800 cold"
+    texts = [f"text {max(i, 1)}" for i in range(12)]
+    texts[9] = bad
+    write([{"text": text} for text in texts])
+    scorers = ["--scorers", "fakes.Length", "fakes.Odd", "fakes.Rank"]
+    main(["score", "in.jsonl", output, *scorers])
+    (warning,) = [message for message in caplog.messages if "in.jsonl" in message]
+    assert "in.jsonl:10: " in warning
+    found = read_rows(Path(output))
+    assert found[9]["text"] == (bad if output == "out.jsonl" else r"soup \ud800 cold")
+    for name in ("length", "letters", "rank"):
+        assert [i for i, row in enumerate(found) if row[name] in (None, "")] == [9]
+    ranks = number_column(found, "rank")
+    np.testing.assert_array_equal(ranks, Rank().score(Samples(texts))["rank"])
+    main(["score", "in.jsonl", output, *scorers])  # it is complete, to the escape
+
+
 # Shards
 
 
+@pytest.mark.parametrize("source", ["in.jsonl", "in.csv", "in.parquet"])
 @pytest.mark.parametrize("n", [1, 3, 10])
-def test_shards_are_the_whole_file(n: int, refused: Callable[..., str]) -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    main(["score", "in.jsonl", "whole.jsonl", BY_LETTERS])
+def test_shards_are_the_whole_file(n: int, source: str, refused: Callable[..., str]) -> None:
+    write(RECORDS)
+    if source == "in.csv":
+        write_csv(source, RECORDS)
+    if source == "in.parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), source)
+    main(["score", source, "whole.jsonl", BY_LETTERS])
     for i in range(1, n + 1):
-        main(["score", "in.jsonl", f"out{i}.jsonl", BY_LETTERS, f"--shard={i}/{n}"])
+        main(["score", source, f"out{i}.jsonl", BY_LETTERS, f"--shard={i}/{n}"])
     written = b"".join(Path(f"out{i}.jsonl").read_bytes() for i in range(1, n + 1))
     assert written == Path("whole.jsonl").read_bytes()
-    refused("in.jsonl", "o.jsonl", "--scorers+=fakes.Rank", f"--shard=1/{n}")
+    refused(source, "o.jsonl", "--scorers+=fakes.Rank", f"--shard=1/{n}")
 
 
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "1/11", "a/b"])
-def test_wrong_shards(shard: str, refused: Callable[..., str]) -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    assert "shard" in refused("in.jsonl", "out.jsonl", BY_LETTERS, f"--shard={shard}")
+def test_a_shard_reads_its_lines_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Rows of other shards may be wrong; places are lines of the whole file."""
+    write([{"text": "a"}, {"text": "odd"}, {"text": "bad"}])
+    Path("in.jsonl").write_text(Path("in.jsonl").read_text() + "{")
+    main(["score", "in.jsonl", "out.jsonl", "--scorers=fakes.Odd", "--shard=2/4"])
+    assert [row["text"] for row in read_rows("out.jsonl")] == ["odd"]
+    assert any("in.jsonl:2: it is odd" in line for line in caplog.messages)
 
 
 # Interrupted runs
@@ -190,7 +239,7 @@ LOG = Path("out.csv.partial.jsonl")
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed while the second of two scorers scores row 5 of 10."""
-    write_jsonl("in.jsonl", RECORDS)
+    write(RECORDS)
     monkeypatch.setenv("KILL_AT", TEXTS[5])
     process = multiprocessing.get_context("fork").Process(
         target=main, args=(["score", "in.jsonl", "out.csv", *STOPPED],)
@@ -205,7 +254,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("torn", ["", '{"length": [1'])
 def test_a_killed_run_resumes(torn: str, stopped: None, refused: Callable[..., str]) -> None:
     options = [BY_LETTERS, "--scorers.letter=t", *STOPPED[1:]]
-    assert 'scorers.0.init_args.letter "e", not "t"' in refused("in.jsonl", "out.csv", *options)
+    assert 'letter "e", not "t"' in refused("in.jsonl", "out.csv", *options)
     error = refused("in.jsonl", "out.csv", *STOPPED, "--columns.label=text")
     assert 'columns.label "label", not "text"' in error
     with open(LOG, "a") as file:
@@ -217,9 +266,7 @@ def test_a_killed_run_resumes(torn: str, stopped: None, refused: Callable[..., s
     assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
     lengths = [len(record["text"]) or np.nan for record in RECORDS]
     np.testing.assert_array_equal(number_column(rows, "length"), lengths)
-    assert np.array_equal(
-        number_column(rows, "letters"), np.array(expected(), dtype=np.float64), True
-    )
+    np.testing.assert_array_equal(number_column(rows, "letters"), np.array(EXPECTED, np.float64))
     assert not LOG.exists()
 
 
@@ -229,7 +276,7 @@ def test_a_run_that_is_killed_at_any_time_loses_nothing(
     monkeypatch.undo()  # the parts of the other process
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    write_jsonl("in.jsonl", [{"id": i, "text": f"text {i}"} for i in range(2000)])
+    write([{"id": i, "text": f"text {i}"} for i in range(2000)])
     scorer = ["--scorers", "fakes.Length"]
     main(["score", "in.jsonl", "whole.jsonl", *scorer])
     calls = tmp_path / "calls"
@@ -251,7 +298,7 @@ def test_a_run_that_is_killed_at_any_time_loses_nothing(
 def test_a_kill_after_the_output_was_written_scores_nothing_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_jsonl("in.jsonl", RECORDS)
+    write(RECORDS)
     unlink = Path.unlink
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda p, **k: sys.exit(9) if p == LOG else unlink(p, **k))
@@ -271,7 +318,7 @@ def raises(texts: list[str]) -> list[float]:
 
 
 def test_a_run_of_a_function_can_be_resumed_by_another_process(refused: Callable[..., str]) -> None:
-    write_jsonl("in.jsonl", [*RECORDS[:4], {"id": 4, "text": ""}])
+    write([*RECORDS[:4], {"id": 4, "text": ""}])
     function = f"{__name__}.raises"
     options = ["--scorers=FunctionScorer", f"--scorers.function={function}"]
     refused("in.jsonl", "out.csv", *options, "--scorers.pointwise=true")
@@ -290,18 +337,21 @@ def test_a_full_disk_keeps_the_parts_and_is_named(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert f"File too large: '{LOG}'" in error.replace(f"{Path.cwd()}/", ""), error
-    assert "Free space, or write elsewhere, and resume." in error
     assert LOG.read_bytes().startswith(before)
     main(["score", "in.jsonl", "out.csv", *STOPPED])
-    rows = read_rows(Path("out.csv"))
-    assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
+    assert [row["text"] for row in read_rows("out.csv")] == [each["text"] for each in RECORDS]
 
 
-def test_a_log_that_was_cut_off_or_is_of_another_version_is_refused(
+def test_a_log_that_was_cut_off_or_is_of_another_version_or_input_is_refused(
     stopped: None, refused: Callable[..., str]
 ) -> None:
+    """An input that was edited also in a column that no scorer reads: the output would mix both."""
     settings, part = LOG.read_text().splitlines()
     OneLetter.calls.clear()
+    for edited in ([*RECORDS[:-1], {**RECORDS[-1], "id": 99}], RECORDS[:-1]):
+        write(edited)
+        assert "sha256 of the rows" in refused("in.jsonl", "out.csv", *STOPPED)
+    write(RECORDS)
     other = {**json.loads(settings), "version": "0.3.0"}
     for content in (
         f"{json.dumps(other)}\n{part}\n",
@@ -315,32 +365,27 @@ def test_a_log_that_was_cut_off_or_is_of_another_version_is_refused(
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
-def test_a_complete_output_is_not_scored_again(
-    output: str, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_complete_output_is_not_scored_again(output: str, refused: Callable[..., str]) -> None:
     records = [record | {"none": None, "nan": float("nan")} for record in RECORDS]
-    write_jsonl("in.jsonl", records)
+    write(records)
     command = ["in.jsonl", output, BY_LETTERS]
     main(["score", *command])
     content = Path(output).read_bytes()
-    capsys.readouterr()
     main(["score", *command])
-    assert f"{output} is already complete" in capsys.readouterr().out
     assert OneLetter.calls == [4, 3, 2]  # one text is empty
     assert "no rank" in refused(*command[:2], "--scorers+=fakes.Rank")
     for edited in (records[:-1], [*records, records[0]], [{**records[0], "id": 9}, *records[1:]]):
-        write_jsonl("in.jsonl", edited)
+        write(edited)
         assert "other rows" in refused(*command)
     assert Path(output).read_bytes() == content
 
 
 def test_a_second_process_is_refused(refused: Callable[..., str]) -> None:
-    write_jsonl("in.jsonl", RECORDS)
+    write(RECORDS)
     command = ["in.jsonl", "out.jsonl", BY_LETTERS]
     with open(".out.jsonl.lock", "w") as held:  # as another process would
         fcntl.flock(held, fcntl.LOCK_EX)
-        error = refused(*command)
-        assert "out.jsonl is in use by another process. Wait for it" in error
+        assert "out.jsonl is in use by another process" in refused(*command)
         assert OneLetter.calls == []
     main(["score", *command])
     assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]
@@ -348,16 +393,26 @@ def test_a_second_process_is_refused(refused: Callable[..., str]) -> None:
 
 # Errors
 
-
+FILES: dict[str, list[dict[str, Any]]] = {
+    "in.jsonl": RECORDS,
+    "body.jsonl": [{"id": 1, "body": "a text"}],
+    "scored.jsonl": [{"text": "a text", "letters": 1}],
+    "moods.jsonl": [{"text": "a", "mood": m} for m in ["positive"] * 9 + ["happy"]],
+    "prefixes.jsonl": [{"text": "a b", "prefix": p} for p in "aaaaaaaaab"],
+    "bad.jsonl": [{"text": text} for text in ("a", "bad")],
+}
 # Arguments, with what the error names.
 WRONG = [
     ("in.jsonl o.csv --scorers CTRLEvl", "CTRLEvl"),
     ("in.jsonl o.csv --scorers Accuracy", "Accuracy needs the column 'label'"),
     ("in.jsonl o.csv --scorers CTRLEval --scorers.aspects=consistency", "column 'prefix'"),
     (f"in.jsonl o.csv {BY_LETTERS} --label-map a:b", "a:b"),
-    (f"body.csv o.csv {BY_LETTERS}", "column 'text'"),
-    (f"scored.csv o.csv {BY_LETTERS}", "scored.csv already has columns"),
+    (f"body.jsonl o.csv {BY_LETTERS}", "column 'text'"),
+    (f"scored.jsonl o.csv {BY_LETTERS}", "scored.jsonl already has columns"),
     (f"in.jsonl in.jsonl {BY_LETTERS}", "in.jsonl is the input"),
+    ("moods.jsonl o.csv --scorers LexiconSentiment --columns.label mood", "moods.jsonl:10: mood"),
+    (f"prefixes.jsonl o.csv {BY_LETTERS}", "prefixes.jsonl:10: prefix"),
+    *((f"in.jsonl o.csv {BY_LETTERS} --shard={s}", "shard") for s in ("0/2", "3/2", "1", "1/11")),
 ]
 
 
@@ -365,10 +420,16 @@ WRONG = [
 def test_mistakes_are_named_and_write_nothing(
     arguments: str, message: str, refused: Callable[..., str]
 ) -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    write_csv("body.csv", [{"id": 1, "body": "a text"}])
-    write_csv("scored.csv", [{"text": "a text", "letters": 1}])
+    """With the row that is wrong, before anything is scored."""
+    for name, records in FILES.items():
+        write(records, name)
     before = sorted(Path().iterdir())
     assert message in refused(*arguments.split())
     assert sorted(Path().iterdir()) == before
     assert OneLetter.calls == []
+
+
+def test_an_error_of_a_scorer_names_the_row(refused: Callable[..., str]) -> None:
+    write(FILES["bad.jsonl"])
+    error = refused("in.jsonl", "out.csv", "--scorers=fakes.Length")
+    assert error.endswith("error: in.jsonl:2: text = 'bad': give a good one")

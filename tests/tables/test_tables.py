@@ -1,0 +1,224 @@
+"""Tables of texts, read as other programs read them, converted and written."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward import Samples
+from ctrlreward.tables.columns import Columns, number_column, to_samples
+from ctrlreward.tables.rows import encode_rows, parse_csv, parse_table, read_rows
+
+NAN = float("nan")
+
+CELLS = st.text(st.characters(codec="utf-8"), max_size=6) | st.sampled_from(
+    ['"', "a,b", "\r\n", "\ufeff"]
+)
+NAMES = ["text", "é,", 'q"']
+ROWS = st.lists(st.fixed_dictionaries(dict.fromkeys(NAMES, CELLS)), min_size=1, max_size=9)
+VALUES = (
+    CELLS | st.none() | st.integers(-9, 9) | st.booleans() | st.lists(st.integers(), max_size=2)
+)
+LOOSE = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES), min_size=1, max_size=9)
+
+
+@given(rows=LOOSE, bom=st.booleans(), end=st.sampled_from(["\n", "\r\n", "\r"]))
+def test_json_lines_are_read_as_json_reads_each(
+    rows: list[dict[str, Any]], bom: bool, end: str
+) -> None:
+    text = end.join(json.dumps(row, ensure_ascii=False) for row in rows)
+    content = (("\ufeff" if bom else "") + text).encode()
+    assert parse_table(content, "f.jsonl") == list(enumerate(rows, 1))
+    blank = content.replace(end.encode(), end.encode() * 2)
+    assert [row for _, row in parse_table(blank, "f.jsonl")] == rows
+
+
+@given(rows=ROWS, bom=st.booleans(), end=st.sampled_from(["\n", "\r\n"]))
+def test_csv_is_read_as_it_was_written(rows: list[dict[str, str]], bom: bool, end: str) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, NAMES, lineterminator=end, quoting=csv.QUOTE_ALL)
+    writer.writeheader()
+    writer.writerows(rows)
+    content = (("\ufeff" if bom else "") + text.getvalue()).encode()
+    assert [row for _, row in parse_table(content, "f.csv")] == rows
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text,id,label\na\nb,2\nc,3,x\n",
+        "text,id\n\n\na\n\n",
+        '"text","id"\n"\'=1","1"\n',  # as R writes it
+        "text\na\n\nb\n",  # a blank line of a file of one column is a row
+    ],
+)
+def test_csv_is_as_in_pandas(content: str) -> None:
+    one = "," not in content
+    frame = pandas.read_csv(
+        io.StringIO(content), dtype=str, keep_default_na=False, skip_blank_lines=not one
+    )
+    _, rows = parse_csv(content, "in.csv", fill=True)
+    assert [cells for _, cells in rows] == frame.fillna("").to_dict("records")
+    if one:  # but not in a file of numbers
+        assert [cells["text"] for _, cells in parse_csv(content, "in.csv")[1]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("in.jsonl", "", "in.jsonl"),
+        ("in.jsonl", '{"text": "a"}\n{"te', "in.jsonl:2"),
+        ("in.jsonl", '[{"text": "a"},\n{"text": "b"}]\n', "in.jsonl:1"),
+        ("in.csv", "text,id\na,1\n\nb,2,c\n", "in.csv:4"),
+        ("in.csv", "text,id,text\na,1,b\n", "in.csv:1"),
+        ("in.csv", '\ufefftext;id\n"a; b";1\n', "in.csv:1"),
+        ("in.csv", "\udcff\udcfet\0", "in.csv"),
+        ("in.csv", "text\na\ncaf\udce9\n", "in.csv:3"),
+        ("in.parquet", "text", "in.parquet"),
+    ],
+)
+def test_bad_files(name: str, content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ValueError, match=message):
+        read_rows(tmp_path / name)
+
+
+# Columns
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        ([{"text": "a", "label": "x"}, {"text": "b"}], "label"),
+        ([{"text": "a"}, {"text": "b", "label": "x"}], "label"),
+        ([{"text": "a"}, {"text": 2}], "text"),
+        ([{"text": "a", "label": True}], "label"),
+    ],
+)
+def test_wrong_rows_are_named(rows: list[dict[str, object]], name: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=name):
+        to_samples(rows, Columns())
+
+
+def test_an_empty_or_null_text_needs_no_prefix_and_integers_name_labels_and_groups() -> None:
+    rows = [
+        {"text": "a b", "prefix": "a", "label": 1, "group": 7},
+        {"text": "", "prefix": "a", "label": "0", "group": 7},
+        {"text": None, "prefix": "a", "label": 0, "group": "8"},
+    ]
+    samples = to_samples(rows, Columns(), label_map={"0": "bad", "1": "good"})
+    labels, groups = ["good", "bad", "bad"], ["7", "7", "8"]
+    assert samples == Samples(["a b", "", ""], ["a", "", ""], labels, groups=groups)
+
+
+ROWS_OF_OUTPUTS = [
+    {"prompt": "The soup", "prefix": "A", "output": "was good.", "answer": "x"},
+    {"prompt": "The view ", "prefix": "A", "output": " was fine.", "answer": "x"},
+    {"prompt": "The bread", "prefix": "A", "output": " ", "answer": None},
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "texts", "prefixes"),
+    [
+        (Columns(prefix=None), ["The soup was good.", "The view was fine.", ""], "prompts"),
+        (Columns(output="answer"), ["A x", "A x", ""], ["A", "A", ""]),
+        (Columns(output="answer", prefix=None, prompt=None), ["x", "x", ""], None),
+        (Columns(text="output", prefix=None), ["was good.", " was fine.", " "], None),
+    ],
+)
+def test_outputs_follow_their_prompts(columns: Columns, texts: list[str], prefixes: Any) -> None:
+    prompts = ["The soup", "The view ", "The bread"]
+    if prefixes == "prompts":
+        prefixes = [*prompts[:2], ""]
+    samples = to_samples(ROWS_OF_OUTPUTS, columns)
+    assert samples == Samples(texts, prefixes, prompts=prompts if columns.prompt else None)
+
+
+@pytest.mark.parametrize(
+    ("present", "columns"),
+    [
+        ("prompt", Columns()),
+        ("output completion", Columns()),  # of which?
+        ("text output", Columns(output="answer")),
+        ("output", Columns(text="output", output="output")),
+        ("output", Columns(prompt="question")),
+        ("text sentiment", Columns(label="sentiment,topic")),
+    ],
+)
+def test_texts_that_are_not_there_or_not_clear(present: str, columns: Columns) -> None:
+    with pytest.raises(ValueError, match="columns"):
+        to_samples([dict.fromkeys(present.split(), "a")], columns)
+
+
+def test_labels_of_several_attributes() -> None:
+    """In a column each, or in an object; an empty cell is a label that is not controlled."""
+    cells = [{"sentiment": "good", "topic": 0}, {"sentiment": "", "topic": 1}, {"sentiment": "bad"}]
+    columns = [{"text": "a", **{"topic": None, **each}} for each in cells]
+    objects = [{"text": "a", "label": each} for each in cells]
+    expected = Samples(["a"] * 3, labels=["sentiment=good topic=0", "topic=1", "sentiment=bad"])
+    assert to_samples(columns, Columns(label="sentiment,topic")) == expected
+    assert to_samples(objects, Columns()) == expected
+
+
+def test_numbers() -> None:
+    rows: list[dict[str, Any]] = [{"r": "1.5"}, {"r": ""}, {"r": None}, {}, {"r": 2}, {"r": "True"}]
+    expected = [1.5, NAN, NAN, NAN, 2, 1]
+    assert np.array_equal(number_column(rows, "r"), expected, equal_nan=True)
+    with pytest.raises(ValueError, match="q"):
+        number_column(rows, "q")
+    rows[1]["r"] = "good"
+    with pytest.raises(ValueError, match=r"^r\[1\] must be a number .* got 'good'"):
+        number_column(rows, "r")
+    with pytest.raises(ValueError, match=r"^in.csv:3: r must be a number .* got 'good'"):
+        number_column(rows, "r", [f"in.csv:{line}" for line in range(2, 8)])
+
+
+# Writing
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_what_is_written_is_read_back(suffix: str) -> None:
+    ends = ["\r", "\n", "\r\n", '"', ",", "", " ", "\u2028", "a\rb", 'x,"\r",y', "\ufeff", "'"]
+    records = [{"a\rb": "", "text": text, 'say "it"': end} for text in ends for end in ends]
+    content = encode_rows(suffix, records, {"s": np.arange(len(records))})
+    rows = parse_table(content, f"file{suffix}")
+    assert [row | {"s": float(row["s"])} for _, row in rows] == [
+        row | {"s": float(position)} for position, row in enumerate(records)
+    ]
+
+
+def test_parquet_types_come_from_all_rows() -> None:
+    rows: list[dict[str, Any]] = [{"a": None}, {"a": 1, "b": "x"}, {"a": 2.5, "c": [1]}]
+    content = encode_rows(".parquet", rows, {"s": np.array([1.0, np.nan, np.nan])})
+    table = pyarrow.parquet.read_table(io.BytesIO(content))
+    assert [str(field.type) for field in table.schema] == [
+        *("double", "string", "list<element: int64>", "double")
+    ]
+    assert table["a"].to_pylist() == [None, 1.0, 2.5]
+    assert table["s"].to_pylist() == [1.0, None, None]
+    for unfit in ([{"a": 1}, {"a": "x"}], [{"a": 2**70}], [{"a\ud800": 1}]):
+        with pytest.raises(ValueError, match=r"'a.*Parquet"):
+            encode_rows(".parquet", unfit, {})
+
+
+def test_what_json_or_csv_lack_is_null_or_text() -> None:
+    day = datetime.date(2020, 2, 1)
+    row = {"a": NAN, "b": [1.5, np.inf], "day": day, "days": [day]}
+    line = encode_rows(".jsonl", [row], {"s": np.array([NAN])})
+    read = {"a": None, "b": [1.5, None], "day": "2020-02-01", "days": ["2020-02-01"], "s": None}
+    assert json.loads(line) == read
+    cells = [{"a": ["x", 1], "when": day}, {"a": "plain", "when": day}]
+    content = encode_rows(".csv", cells, {"s": np.array([0.1, NAN])}).decode()
+    assert content == 'a,when,s\n"[""x"", 1]",2020-02-01,0.1\nplain,2020-02-01,\n'
