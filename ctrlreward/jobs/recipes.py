@@ -11,7 +11,7 @@ import yaml
 
 from ctrlreward import configs
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.command_line.config_files import nested, read_config, read_job
+from ctrlreward.command_line.config_files import read_config, read_job
 from ctrlreward.command_line.terminal import plain_parser, user_errors
 from ctrlreward.files import write_whole
 
@@ -27,9 +27,6 @@ _EXAMPLES = (
 _FOLDER = Path(configs.__path__[0])
 EXAMPLE = _FOLDER / "controlled_generation" / "sentiment_smollm2.yaml"
 
-# A recipe in a command of a comment.
-_SHIPPED = re.compile(r"\bconfigs/(\w+/\w+\.yaml)")
-
 
 def run(arguments: list[str]) -> None:
     """List recipes, print one, or copy it."""
@@ -39,7 +36,7 @@ def run(arguments: list[str]) -> None:
     actions.add_parser("ls", aliases=["list"], help=purpose, description=purpose)
     purpose = "print a recipe"
     show = actions.add_parser("show", help=purpose, description=purpose, allow_abbrev=False)
-    purpose = "copy a recipe, the recipes that it extends, and those that train models for it"
+    purpose = "copy a recipe, and what it extends, as one file"
     copy = actions.add_parser("copy", help=purpose, description=purpose)
     for action in (show, copy):
         action.add_argument("name", metavar="NAME", help="recipe, such as topic_smollm2")
@@ -96,47 +93,29 @@ def list_recipes() -> None:
 
 
 def recipe_text(name: str, resolve: bool = False) -> str:
-    """Return a recipe as it is written, or merged with what it extends, as one YAML file."""
+    """Return a recipe as it is written, or with its comment and what it extends as one file.
+
+    In one file, other files that it names are named by paths that lead to them from here.
+    """
     file = recipe_file(name)
-    if not resolve:
-        return file.read_text(encoding="utf-8")
-    return yaml.safe_dump(read_job(file), sort_keys=False, allow_unicode=True)
+    text, content = file.read_text(encoding="utf-8"), read_job(file)
+    if not resolve or content == read_config(file):
+        return text
+    head = re.match(r"(?:#.*\n)*", text)
+    return (head[0] if head else "") + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def copy_recipe(name: str, folder: Path) -> None:
-    """Copy a recipe with all files that it names, side by side, and print how to train it.
+    """Copy a recipe, with what it extends, as one file, and print how to train it.
 
     Raises:
-        ValueError: There is no such recipe.
-        FileExistsError: A file of the folder differs from what would be copied; none is copied.
+        FileExistsError: The folder has another file of this name.
     """
-    first = recipe_file(name).resolve()
-    files = [first]
-    for file in files:  # grows
-        named = [value for value in nested(read_config(file)) if isinstance(value, str)]
-        named += [f"../{other}" for other in _SHIPPED.findall(file.read_text(encoding="utf-8"))]
-        for other in (file.parent / each for each in named if each.endswith(".yaml")):
-            if other.is_file() and other.resolve() not in files:
-                files.append(other.resolve())
-    texts = {folder / file.name: _moved(file, folder) for file in files}
-    present = {path: text for path, text in texts.items() if path.exists()}
-    changed = [str(path) for path in present if path.read_text(encoding="utf-8") != present[path]]
-    if changed:
-        raise FileExistsError(
-            f"{', '.join(changed)} would be replaced, and differs from the recipe. Choose "
-            "another folder, or delete the file."
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    for path, text in texts.items():
-        write_whole(path, text)
-        print(path)
+    path, text = folder / recipe_file(name).name, recipe_text(name, resolve=True)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise FileExistsError(f"{path} differs from the recipe. Delete it, or use another folder.")
+    write_whole(path, text)
+    print(path)
     # Some files extend a recipe or belong to another command; see their comments.
-    if "class_path" in read_job(first).get("model", ()):
-        copied = shlex.quote(str(folder / first.name))
-        print(f"to try it: ctrlreward train {copied} --smoke", file=sys.stderr)
-
-
-def _moved(file: Path, folder: Path) -> str:
-    """Return the text of a file with the names that other recipes have in the folder."""
-    text = re.sub(r"\.\./\w+/(?=\w+\.yaml)", "", file.read_text(encoding="utf-8"))
-    return _SHIPPED.sub(lambda found: str(folder / Path(found[1]).name), text)
+    if "class_path" in read_config(path).get("model", ()):
+        print(f"to try it: ctrlreward train {shlex.quote(str(path))} --smoke", file=sys.stderr)

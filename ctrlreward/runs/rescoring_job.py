@@ -7,12 +7,10 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from rich.console import Console
+from typing import Any
 
 from ctrlreward.arguments import Mode
 from ctrlreward.command_line.config_files import read_reward
@@ -52,20 +50,6 @@ _EXAMPLES = (
 )
 
 TOTAL = "total"
-
-
-class Decision(NamedTuple):
-    """Decisions of rules on the logged scores, None if no key was logged, and on the new ones."""
-
-    logged: Selection | None
-    rescored: Selection
-
-    @property
-    def asked(self) -> dict[str, tuple[str, str]]:
-        """Question, such as `"best by score/judge"`, → decision on the logged and new scores."""
-        logged = {} if self.logged is None else _in_words(self.logged)
-        now = _in_words(self.rescored)
-        return {question: (logged.get(question, "not logged"), now[question]) for question in now}
 
 
 @dataclass(frozen=True)
@@ -109,11 +93,40 @@ def run(arguments: list[str]) -> None:
     for each in rules:
         left = _logged_rules(each, done.run.keys)
         logged = None if left is None else decide(done.run, left)
-        decisions.append(Decision(logged, decide(done.after, each)))
+        decisions.append((logged, decide(done.after, each)))
+    after = [each for each in done.after.steps if done.new.keys() & each.metrics.keys()]
     if options.json:
-        print(json_text(_as_json(done, decisions)), end="")
-    else:  # a file gets the rows whole
-        _print(plain_console(None if sys.stdout.isatty() else 400), done, decisions)
+        content = {
+            "run": str(done.run.folder),
+            "folder": str(done.folder),
+            "directions": dict(done.new),
+            "decisions": [
+                {
+                    "asked": list(_in_words(now)),
+                    "logged": None if logged is None else to_json(logged),
+                    "rescored": to_json(now),
+                }
+                for logged, now in decisions
+            ],
+            "validations": [
+                {"step": each.step, **{k: v for k, v in each.metrics.items() if k in done.new}}
+                for each in after
+            ],
+        }
+        print(json_text(content), end="")
+        return
+    console = plain_console(None if sys.stdout.isatty() else 400)  # a file gets the rows whole
+    console.print(f"{done.run.log}: {len(after)} validations", soft_wrap=True)
+    table = number_table(["decision", "as logged", "rescored"], [], show_edge=False)
+    for logged, now in decisions:
+        known = {} if logged is None else _in_words(logged)
+        for question, answer in _in_words(now).items():
+            table.add_row(question, known.get(question, "not logged"), answer)
+    console.print(table)
+    console.print()
+    for line in dict.fromkeys(line for _, now in decisions for line in summary(now)):
+        console.print(line, soft_wrap=True)
+    console.print(f"scores and texts: {done.folder}", soft_wrap=True)
 
 
 def rescore(
@@ -308,42 +321,3 @@ def _in_words(selection: Selection) -> dict[str, str]:
         front = ", ".join(map(str, steps)) or "none"
         words[f"front of {', '.join(rules.pareto.metrics)}"] = f"steps {front}"
     return words
-
-
-# Output
-
-
-def _as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
-    """Return the new scores and the decisions, each in the format of `ctrlreward select --json`."""
-    return {
-        "run": str(done.run.folder),
-        "folder": str(done.folder),
-        "directions": dict(done.new),
-        "decisions": [
-            {
-                "asked": list(each.asked),
-                "logged": None if each.logged is None else to_json(each.logged),
-                "rescored": to_json(each.rescored),
-            }
-            for each in decisions
-        ],
-        "validations": [
-            {"step": each.step, **{k: v for k, v in each.metrics.items() if k in done.new}}
-            for each in done.after.steps
-            if set(done.new) & set(each.metrics)
-        ],
-    }
-
-
-def _print(console: Console, done: Rescored, decisions: Sequence[Decision]) -> None:
-    """Print the decisions before and after."""
-    shown = [each for each in done.after.steps if set(done.new) & set(each.metrics)]
-    console.print(f"{done.run.log}: {len(shown)} validations", soft_wrap=True)
-    table = number_table(["decision", "as logged", "rescored"], [], show_edge=False)
-    for name, words in {k: v for each in decisions for k, v in each.asked.items()}.items():
-        table.add_row(name, *words)
-    console.print(table)
-    console.print()
-    for line in dict.fromkeys(line for each in decisions for line in summary(each.rescored)):
-        console.print(line, soft_wrap=True)
-    console.print(f"scores and texts: {done.folder}", soft_wrap=True)

@@ -56,27 +56,25 @@ def test_the_merged_file_is_the_same_job(
 
 
 @pytest.mark.parametrize("name", recipe_files())
-def test_a_copy_names_files_that_were_copied(
+def test_a_copy_is_one_file_that_names_files_which_exist(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["recipes", "copy", name, str(tmp_path / "copy")])
     output = capsys.readouterr()
-    copied = sorted((tmp_path / "copy").iterdir())
-    assert sorted(map(Path, output.out.split())) == copied
+    (copied,) = (tmp_path / "copy").iterdir()
+    assert output.out.split() == [str(copied)]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    named = nested(read_job(tmp_path / "copy" / f"{name}.yaml"))
-    configs = {Path(each) for each in named if isinstance(each, str) and each.endswith(".yaml")}
-    assert configs <= {*copied}
-    assert not [path for path in copied if "../" in path.read_text()]
-    mentioned = [path for path in copied if f"configs/{path.parent.name}" in path.read_text()]
-    assert not mentioned
+    content = read_config(copied)
+    assert content == read_job(recipe_files()[name])
+    assert copied.read_text().splitlines()[0] == recipe_files()[name].read_text().splitlines()[0]
+    named = {each for each in nested(content) if isinstance(each, str) and each.endswith(".yaml")}
+    assert all(Path(each).is_file() for each in named)
     shown = output.err.removeprefix("to try it: ctrlreward train ").removesuffix(" --smoke\n")
     no_job = ("small", "literature", "as_printed", "official", "literature_data")
     no_job += ("ctrleval_as_published", "aligners_ctc")
-    alone = name not in no_job
-    assert shown == (str(tmp_path / "copy" / f"{name}.yaml") if alone else "")
+    assert shown == ("" if name in no_job else str(copied))
 
 
 @pytest.mark.soak
@@ -100,11 +98,10 @@ def test_a_copy_trains_from_another_folder(
 def test_a_second_copy_replaces_nothing_that_was_changed(
     tmp_path: Path, fails: Callable[..., str]
 ) -> None:
-    folder = tmp_path / "mine"
-    main(["recipes", "copy", "topic_smollm2", str(folder)])
-    main(["recipes", "copy", "formality_smollm2", str(folder)])  # shares a file with it
-    changed = folder / "sentiment_smollm2.yaml"
-    changed.write_text("seed_everything: 1\n")
-    said = fails("recipes", "copy", "multi_attribute_smollm2", folder)
-    assert f"{changed} would be replaced" in said
-    assert not (folder / "multi_attribute_smollm2.yaml").exists()
+    for _ in range(2):
+        main(["recipes", "copy", "topic_smollm2", str(tmp_path)])
+    (tmp_path / "topic_smollm2.yaml").write_text("seed_everything: 1\n")
+    assert str(tmp_path / "topic_smollm2.yaml") in fails(
+        "recipes", "copy", "topic_smollm2", tmp_path
+    )
+    assert (tmp_path / "topic_smollm2.yaml").read_text() == "seed_everything: 1\n"

@@ -206,18 +206,6 @@ def test_the_same_scores_are_the_logged_ones(
     assert len({tuple(each["score/share"]) for each in seen.evidence.values()}) > 2
 
 
-def test_keys_of_transformers_need_no_prefix(
-    tmp_path: Path, tiny_llama: Callable[[str], str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    best = hf.RewardCheckpoint("score/share", constraints={"score/variety": (0.1, None)})
-    huggingface_run(tmp_path / "run", tiny_llama("abcdef"), FIRST, best)
-    (tmp_path / "judge.yaml").write_text(yaml.safe_dump(JUDGE))
-    options = ["score/share", "--subject_to", "score/variety>=0.1"]
-    found = rescored(tmp_path, "--maximise", *options, capsys=capsys)
-    (decided,) = found["decisions"]
-    assert decided["rescored"]["step"] == best.selected_step
-
-
 def test_decisions_are_those_of_a_run_with_the_other_scores(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

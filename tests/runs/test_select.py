@@ -65,27 +65,12 @@ def test_a_checkpoint_that_is_not_on_disk_is_not_selected(folder: Path, select: 
     assert (found["step"], found["checkpoint"]) == (40, None)
 
 
-def test_american_spelling_and_the_smallest(folder: Path, select: Any) -> None:
-    assert "at step 40" in select(folder, "--maximize", "reward")[1]
-    assert "keep" in select(folder, "--minimize", "loss")[1]
-    assert "at step 10" in select(folder, "--minimise", "reward")[1]
-
-
 def test_nothing_meets_the_constraints(folder: Path, select: Any) -> None:
     status, out, _ = select(folder, *MAXIMISE, "--subject_to", "acc>=0.9", "reward<=1")
     assert status == 1
     assert "no checkpoint: no candidate among 5 validations" in out
     assert "acc: met at 0 of 5 validations" in out
     assert "reward: met at 5 of 5 validations" in out
-
-
-def test_json_for_scripts(folder: Path, select: Any) -> None:
-    status, out, _ = select(folder, *CONSTRAINED, "--json")
-    content = json.loads(out)
-    assert (status, content["step"], content["value"]) == (0, 30, 0.6)
-    assert content["checkpoint"] == str(folder / "checkpoints" / "step=000030.ckpt")
-    met = [each["constraints"]["acc"]["met"] for each in content["validations"]]
-    assert met == [True, True, True, False, False]
 
 
 def test_several_runs(folder: Path, select: Any, tmp_path: Path) -> None:

@@ -322,16 +322,6 @@ def test_prompts_that_change_for_good_are_a_new_reference(
     assert "at each step: compared by means" in out
 
 
-def test_rollouts_of_ours_with_other_prompts_are_no_pairs(tmp_path: Path) -> None:
-    for step in (1, 2):
-        samples = Samples(["text"] * 4, prompts=[f"{step} {i}" for i in range(4)])
-        file = tmp_path / "samples" / "rollout" / f"step={step:06d}.jsonl"
-        write_scored_samples(file, samples, {"r": np.arange(4.0)})
-    run = read_stored_run(tmp_path)
-    assert [dict(each.evidence) for each in run.steps] == [{}, {}]
-    assert run.steps[0].metrics["rollout/r"] == 1.5
-
-
 # A run that was killed
 
 
@@ -345,6 +335,15 @@ def test_an_incomplete_last_line_is_not_read(tmp_path: Path) -> None:
     more = json.dumps({"step": 40, "prompt": "p", "completion": "c", "scores": {"reward": 1}})
     file.write_bytes(whole + more.encode())  # complete without the end of its line
     assert [each.step for each in read_stored_run(tmp_path).steps] == [*STEPS, 40]
+
+
+def test_files_of_several_kinds_are_sets_of_their_own_and_ours_come_first(tmp_path: Path) -> None:
+    write_verl(tmp_path)
+    write_records(tmp_path)
+    assert set(read_stored_run(tmp_path).samples) == {"validation", "eval"}
+    write_ours(tmp_path, "score", ("a", "b"))
+    assert list(read_stored_run(tmp_path).samples) == ["score"]
+    assert list(read_stored_run(tmp_path / "eval.jsonl").samples) == ["eval"]
 
 
 # Errors
@@ -384,16 +383,3 @@ def test_a_broken_record_or_table_is_named(wrong: Any, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(ValueError, match=file.name):
         read_stored_run(tmp_path / "trl")
-
-
-def test_files_of_several_kinds_are_sets_of_their_own(tmp_path: Path) -> None:
-    write_verl(tmp_path)
-    write_records(tmp_path)
-    assert set(read_stored_run(tmp_path).samples) == {"validation", "eval"}
-
-
-def test_texts_of_a_scorer_come_first(tmp_path: Path) -> None:
-    write_records(tmp_path)
-    write_ours(tmp_path, "score", ("a", "b"))
-    assert list(read_stored_run(tmp_path).samples) == ["score"]
-    assert list(read_stored_run(tmp_path / "eval.jsonl").samples) == ["eval"]
