@@ -56,10 +56,11 @@ def main(arguments: list[str] | None = None) -> None:
     if command == "help" and options:
         command, options = options[0], ["--help"]
     name = command.replace("_", "-")
+    underscored = lambda option: "--" + option[0][2:].replace("-", "_")  # noqa: E731
     try:
         if name in COMMANDS:
             module = importlib.import_module(f"ctrlreward.{COMMANDS[name][0]}")
-            module.run([re.sub("^--[^=]*", _underscored, option) for option in options])
+            module.run([re.sub("^--[^=]*", underscored, option) for option in options])
         elif name in ("help", "-h", "--help"):
             print(USAGE)
         elif name == "--version":
@@ -76,7 +77,3 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         raise SystemExit(141) from None  # as a shell's: 128 + SIGPIPE
-
-
-def _underscored(option: re.Match[str]) -> str:
-    return "--" + option[0][2:].replace("-", "_")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.extras import import_extra
-from ctrlreward.files import finite_or_none, parse_json, without_nan
+from ctrlreward.files import parse_json, without_nan
 
 Row: TypeAlias = dict[str, Any]  # cells by column name
 CsvRow: TypeAlias = tuple[int, dict[str, str]]  # line in the file, cells by column name
@@ -180,7 +180,7 @@ def encode_rows(suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores]) 
         ValueError: Parquet can't hold a column.
     """
     names = list(dict.fromkeys([*(name for row in rows for name in row), *scores]))
-    columns = {name: [*map(finite_or_none, values)] for name, values in scores.items()}
+    columns = {k: np.where(np.isfinite(v), v, None).tolist() for k, v in scores.items()}
     table = [
         {**row, **{k: column[i] for k, column in columns.items()}} for i, row in enumerate(rows)
     ]
