@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsFloat
 
+import numpy as np
+import numpy.typing as npt
 import yaml
 
 from ctrlreward.ranks import fail_together, on_rank_zero
@@ -175,6 +177,13 @@ def finite_or_none(value: SupportsFloat) -> float | None:
     """Return a number for JSON: None for NaN and infinity."""
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def none_for_nan(values: npt.NDArray[np.float64]) -> list[float | None]:
+    """Return numbers for JSON, shape (n,): None for NaN and infinity."""
+    numbers = np.asarray(values, np.float64).astype(object)
+    numbers[~np.isfinite(values)] = None
+    return list(numbers)
 
 
 def json_text(content: Any) -> str:

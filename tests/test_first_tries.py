@@ -73,13 +73,6 @@ def test_a_reward_takes_the_same_and_one_string_stands_for_all(similarity: Simil
     reward.release()
 
 
-def test_a_scorer_with_one_score_is_a_component(similarity: Similarity, model: str) -> None:
-    assert Reward({"s": (similarity, 2.0)}).weights == {"s": 2.0}
-    assert GenerationScorer({"s": similarity}, TEXTS).components["s"] == similarity["similarity"]
-    coherence = CTRLEval(model, aspects="coherence")
-    assert Reward({"c": coherence}).components["c"].name == "coherence"
-
-
 def test_only_the_score_in_use_is_computed(model: str) -> None:
     ctrleval = CTRLEval(model)  # consistency would need prefixes
     relevance = Reward({"r": ctrleval["attribute_relevance"]})(TEXTS, labels="positive").total

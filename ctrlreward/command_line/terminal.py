@@ -28,10 +28,12 @@ ABOUT_BITSANDBYTES: Mapping[str, tuple[str, ...]] = {
 
 def hide_messages(messages: Mapping[str, tuple[str, ...]]) -> None:
     """Hide log messages by their beginnings: logger → beginnings."""
-    for name, beginnings in messages.items():
-        logging.getLogger(name).addFilter(
-            lambda record, beginnings=beginnings: not record.getMessage().startswith(beginnings)
-        )
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(messages[record.name])
+
+    for name in messages:
+        logging.getLogger(name).addFilter(is_news)
 
 
 def examples_epilog(examples: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ctrlreward.failures import Failures, ItemError
-from ctrlreward.files import JsonLog
+from ctrlreward.files import JsonLog, none_for_nan
 from ctrlreward.progress import track
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scored, Scores, score
@@ -97,8 +97,7 @@ def score_parts(
             with progress.part(len(rows)):
                 found = score_rows(pointwise, rows)
             if log:
-                record = {n: np.where(np.isfinite(v), v, None) for n, v in found.scores.items()}
-                log.append({name: values.tolist() for name, values in record.items()})
+                log.append({name: none_for_nan(v) for name, v in found.scores.items()})
             done = rows.stop
             size = int(size * min(4, SECONDS / max(monotonic() - began, 1e-9)))
             size = min(max(size, 1), MOST)

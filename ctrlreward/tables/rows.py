@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.extras import import_extra
-from ctrlreward.files import parse_json, without_nan
+from ctrlreward.files import none_for_nan, parse_json, without_nan
 
 Row: TypeAlias = dict[str, Any]  # cells by column name
 CsvRow: TypeAlias = tuple[int, dict[str, str]]  # line in the file, cells by column name
@@ -180,7 +180,7 @@ def encode_rows(suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores]) 
         ValueError: Parquet can't hold a column.
     """
     names = list(dict.fromkeys([*(name for row in rows for name in row), *scores]))
-    columns = {k: np.where(np.isfinite(v), v, None).tolist() for k, v in scores.items()}
+    columns = {name: none_for_nan(values) for name, values in scores.items()}
     table = [
         {**row, **{k: column[i] for k, column in columns.items()}} for i, row in enumerate(rows)
     ]
@@ -188,15 +188,15 @@ def encode_rows(suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores]) 
         return _parquet({name: [row.get(name) for row in table] for name in names}, scores)
     if suffix == ".jsonl":
         return "".join(_json(row) + "\n" for row in table).encode(errors="backslashreplace")
-    lines = [
+    lines: list[list[Any]] = [
         [_json(cell) if isinstance(cell, dict | list) else cell for cell in map(row.get, names)]
         for row in table
     ]
     # Minimal quoting leaves a lone \r unquoted, and readers treat it as a line end.
     returns = any("\r" in cell for line in [names, *lines] for cell in line if type(cell) is str)
     buffer = io.StringIO(newline="")
-    quoting = csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL
-    csv.writer(buffer, lineterminator="\n", quoting=quoting).writerows([names, *lines])
+    dialect: Any = {"quoting": csv.QUOTE_ALL} if returns else {}
+    csv.writer(buffer, lineterminator="\n", **dialect).writerows([names, *lines])
     return buffer.getvalue().encode(errors="backslashreplace")
 
 

@@ -219,18 +219,3 @@ def test_a_module_is_found_in_the_working_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     assert load_reward("own_rewards:words")(["ab"]).total.tolist() == [2.0]
-
-
-def test_a_function_of_messages_or_labels_is_told_what_it_gets(tmp_path, capsys) -> None:
-    path = tmp_path / "rewards.py"
-    path.write_text(
-        "def chat(completions, **kwargs):\n    return [len(c[0]['content']) for c in completions]\n"
-        "def label(completions, label, **kwargs):\n    return [0.0 for _ in label]\n"
-    )
-    for name, message in (
-        ("chat", "chat gets completions that are strings, not messages."),
-        ("label", "label needs the column 'labels'. Pass --texts FILE with it or --labels"),
-    ):
-        with pytest.raises(SystemExit):
-            main(["probe", f"{path}:{name}", "--count", "5"])
-        assert message in capsys.readouterr().err

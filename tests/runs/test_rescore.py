@@ -240,7 +240,7 @@ def test_decisions_are_those_of_a_run_with_the_other_scores(
     assert (decided["rescored"]["alarm_step"] or -1) == guard.alarm_step
     validations = {each["step"]: each for each in decided["rescored"]["validations"]}
     assert validations[stop.stopped_step]["stop"] == stop.state.stopping_reason
-    logged = {row["step"]: row for row in JsonLog(tmp_path / "live" / "metrics.jsonl").read()}
+    logged = {each.step: each.metrics for each in read_stored_run(tmp_path / "live").steps}
     assert [row["step"] for row in found["validations"]] == list(live.evidence)
     for row in found["validations"]:
         expected = logged[row["step"]]["score/consonants"]
