@@ -412,9 +412,10 @@ class Samples:
         failures = Failures()
         for name, column in self.columns().items():
             flat = [item if isinstance(item, str) else "".join(item) for item in column]
-            if not is_unicode("".join(flat)):
-                rows = [i for i, text in enumerate(flat) if not is_unicode(text)]
-                for i in rows:
+            try:
+                "".join(flat).encode()
+            except UnicodeEncodeError:  # an unpaired surrogate
+                for i in (i for i, text in enumerate(flat) if _SURROGATE.search(text)):
                     failures.add(i, f"the {JSON_KEYS[name]} is not valid Unicode")
         for i, text in enumerate(self.texts if empty else ()):
             if not text.strip() and i not in failures:
@@ -446,6 +447,9 @@ class Samples:
     def from_jsonl(path: str | PathLike[str]) -> Samples:
         """Read records in the format of `to_jsonl`, ignoring other keys."""
         return samples_of(read_jsonl(path), path)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _once_spaced(prefix: str, completion: str) -> str:
@@ -488,15 +492,6 @@ def empty_items(name: str, items: Sequence[str]) -> Failures:
     """Return the rows of a column's items that have no text, and why their samples fail."""
     why = f"the {JSON_KEYS[name]} is empty"
     return Failures({i: why for i, item in enumerate(items) if not item.strip()})
-
-
-def is_unicode(text: str) -> bool:
-    """Return whether a text is valid Unicode, without an unpaired surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _plain(values: Any) -> Any:

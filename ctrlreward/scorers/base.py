@@ -363,7 +363,8 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
             failures |= unreadable
             for scorer, (scores, own_failures, own_reasons) in found.items():
                 for name, values in scores.items():
-                    columns[Component(scorer, name)] = scatter(values[places], rows, len(samples))
+                    column = columns[Component(scorer, name)] = np.full(len(samples), np.nan)
+                    column[rows] = values[places]
                 for row, place in zip(rows, places, strict=True) if own_failures else ():
                     if place in own_failures:
                         failures.add(row, own_failures[place])

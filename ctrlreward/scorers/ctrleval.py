@@ -141,6 +141,7 @@ _GAINED: Mapping[str, slice] = {
     "coherence": slice(None),
     "consistency": slice(1, None),  # the prefix given the remainder
 }
+_RELEVANCE = "CTRLEval attribute_relevance"
 _CONTEXTS = 2  # each costs a pass over all targets; a mean depends less on one of them
 
 SPECS: dict[AspectName, ScoreSpec] = {
@@ -265,7 +266,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         """Raise if the samples lack a column that the aspects need, or have an unknown label."""
         super().check_samples(samples, names)
         if "attribute_relevance" in (self.aspects if names is None else names):
-            self._targets(samples)
+            samples.label_indices(self.labels, _RELEVANCE, self.attribute)
 
     def tasks(self, samples: Samples, names: Collection[str]) -> list[Patterns]:
         """Return the patterns of each aspect of each text, none where there is nothing to score."""
@@ -274,7 +275,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         if "consistency" in aspects:
             prefixes = samples.require("prefixes", "CTRLEval consistency")
         if "attribute_relevance" in aspects:
-            self._targets(samples)
+            samples.label_indices(self.labels, _RELEVANCE, self.attribute)  # an unknown one raises
             _ = self.bias  # before the answers
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
         tasks = []
@@ -312,7 +313,9 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
     ) -> Iterator[Evaluated]:
         """Yield the evaluators behind the scores, sample by sample and aspect by aspect."""
         aspects = [aspect for aspect in self.aspects if aspect in names]
-        targets = self._targets(samples) if "attribute_relevance" in aspects else []
+        targets: Sequence[int] = ()
+        if "attribute_relevance" in aspects:
+            targets = samples.label_indices(self.labels, _RELEVANCE, self.attribute)
         left = iter(answers)
         for i in range(len(samples)):
             for aspect in aspects:
@@ -332,9 +335,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                 elif weighting == "beta":  # the plain mean needs no table
                     weights = np.array([self.iwf.sentence_weight(ids) for ids in answer.tokens])
                 yield Evaluated(i, aspect, label, scores, weights)
-
-    def _targets(self, samples: Samples) -> list[int]:
-        return samples.label_indices(self.labels, "CTRLEval attribute_relevance", self.attribute)
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Any
