@@ -41,7 +41,7 @@ from ctrlreward.lightning_package import (
 )
 from ctrlreward.placement import shared_device
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.samples import Samples, SamplesLike
+from ctrlreward.samples import SamplesLike
 from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.sharded_weights import whole_weights
@@ -222,21 +222,33 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             self.validations += 1
         elif self._loaded_step is not None:
             step = self._loaded_step
-        samples = None
-        if not fitting or self._trial or self.validations % self.every_n_validations == 0:
+        if fitting and not self._trial and self.validations % self.every_n_validations:
+            return
+        # Lightning enables mixed precision in its steps, not in this hook.
+        precision = trainer.precision_plugin.val_step_context()
+        with precision, whole_weights(cast(nn.Module, trainer.strategy.model)):
             prompts = self.prompts[:2] if self._trial else self.prompts
-            # Lightning enables mixed precision in its steps, not in this hook.
-            precision = trainer.precision_plugin.val_step_context()
-            with precision, whole_weights(cast(nn.Module, trainer.strategy.model)):
-                generator = cast(Generator, pl_module)
-                samples = generate_across_ranks(generator, prompts, self._repeats, self.seed)
-        if samples is not None:
-            found = on_rank_zero(lambda: self._score_now(trainer, step, samples))
-            self._log_new(trainer, pl_module, found)
-            if fitting:
-                self.last_scored_step = step
-            else:  # Lightning passes it to the loggers as the step of their row
-                pl_module.log("step", float(step), **ALIKE)
+            generator = cast(Generator, pl_module)
+            samples = generate_across_ranks(generator, prompts, self._repeats, self.seed)
+
+        def score() -> HeldOutScores:
+            kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
+            # Written to disk at once, in case the run fails later.
+            path = self.folder and self.folder / f"{kind}step={step:06d}.jsonl"
+            with fixed_randomness(self.seed):
+                found = self.score_samples(samples, path)
+            key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
+            rows, reasons = self.table_rows, found.reasons
+            log_sample_table(trainer, key, samples, found.scores, rows, steps, reasons)
+            return found
+
+        logged = self.metrics(on_rank_zero(score))
+        log_at_validation(trainer, pl_module, logged)
+        self.has_new_scores, self._last_logged = True, logged
+        if fitting:
+            self.last_scored_step = step
+        else:  # Lightning passes it to the loggers as the step of their row
+            pl_module.log("step", float(step), **ALIKE)
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -244,24 +256,3 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         """Free the scorers' models."""
         for scorer in self.scorers:
             scorer.release()
-
-    def _log_new(self, trainer: Trainer, module: LightningModule, found: HeldOutScores) -> None:
-        logged = self.metrics(found)
-        log_at_validation(trainer, module, logged)
-        self.has_new_scores, self._last_logged = True, logged
-
-    def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> HeldOutScores:
-        kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
-        # Written to disk at once, in case the run fails later.
-        path = self.folder and self.folder / f"{kind}step={step:06d}.jsonl"
-        with fixed_randomness(self.seed):
-            found = self.score_samples(samples, path)
-        self._log_table(trainer, step, samples, found)
-        return found
-
-    def _log_table(
-        self, trainer: Trainer, step: int, samples: Samples, found: HeldOutScores
-    ) -> None:
-        key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
-        rows, reasons = self.table_rows, found.reasons
-        log_sample_table(trainer, key, samples, found.scores, rows, steps, reasons)

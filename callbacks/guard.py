@@ -115,7 +115,7 @@ class ProxyGuardMixin(DecidingMixin):
         """
         if not self.is_undecided(trainer):
             return
-        step, was_alarm = trainer.global_step, self.alarm
+        step, was_alarm = trainer.global_step, self.state.alarm
         snapshot = self.snapshots.take(trainer)
         decision = self.decide(snapshot)
         if decision.untestable and not self._warned:

@@ -1,4 +1,4 @@
-"""Judges of `BeforeAfter`: scores that only the report sees, and their change by training."""
+"""Judges of `BeforeAfter`: scores that only the report sees, and the change of each by training."""
 
 from __future__ import annotations
 
@@ -19,6 +19,25 @@ from ctrlreward.held_out import FAIL_RATE, mean_scores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.scorers.components import ComponentLike, as_component
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Judge by the mean of a score."""
+
+    score: Component
+    of_zeros = 0.0  # its value for texts with the score 0
+
+    def check(self, samples: Samples) -> None:
+        """Do nothing: any samples have a mean."""
+
+    def value(self, scores: Scores, samples: Samples) -> float:
+        """Return the mean of the valid scores."""
+        return valid_mean(scores)
+
+    def change(self, before: Scores, after: Scores, samples: Samples) -> Estimate:
+        """Return after - before with its 95 % interval."""
+        return paired_bootstrap(before, after, _groups(samples))
 
 
 @dataclass(frozen=True)
@@ -46,6 +65,7 @@ class AUC:
     component: ComponentLike
     positive: str
     attribute: str | None = None
+    of_zeros = 0.5
 
     def __post_init__(self) -> None:
         _ = self.score
@@ -68,38 +88,32 @@ class AUC:
         """Return the AUC of n scores, without NaN (failed samples); NaN if a label has none."""
         return auc(scores, self.wanted(samples))
 
+    def change(self, before: Scores, after: Scores, samples: Samples) -> Estimate:
+        """Return after - before with its 95 % interval."""
+        return paired_auc_bootstrap(before, after, self.wanted(samples), _groups(samples))
+
     def wanted(self, samples: Samples) -> npt.NDArray[np.bool_]:
         """Return whether each sample has the label `positive`, shape (n,)."""
         labels = samples.labels_of(self.attribute, "AUC")
         return np.array([label == self.positive for label in labels])
 
 
-Judge: TypeAlias = Component | AUC  # a component is compared by its mean
+Judge: TypeAlias = Mean | AUC
 
 
 def judges_by_name(
     judges: Mapping[str, ComponentLike | AUC], scores: Collection[str]
 ) -> dict[str, Judge]:
-    """Return the judges, scorers as components; their names must differ from those in `scores`."""
-    if not isinstance(judges, Mapping):
-        raise TypeError(
-            f"judges must be a mapping, {{'sentiment': LexiconSentiment()['accuracy']}}, got a "
-            f"{type(judges).__name__}"
-        )
+    """Return the judges; their names must differ from those in `scores`."""
     for name in judges:
         if name in scores or name == FAIL_RATE:
             raise ValueError(
                 f"judges has the key {name!r}, which is also the name of a score. Rename it."
             )
     return {
-        name: judge if isinstance(judge, AUC) else as_component(f"judges[{name!r}]", judge)
+        name: judge if isinstance(judge, AUC) else Mean(as_component(f"judges[{name!r}]", judge))
         for name, judge in judges.items()
     }
-
-
-def judged_component(judge: Judge) -> Component:
-    """Return the score that a judge compares."""
-    return judge.score if isinstance(judge, AUC) else judge
 
 
 def check_judges(judges: Iterable[Judge], prompts: Samples) -> None:
@@ -107,19 +121,18 @@ def check_judges(judges: Iterable[Judge], prompts: Samples) -> None:
     groups = set(_groups(prompts))
     if len(groups) < 2:
         raise ValueError(
-            f"BeforeAfter draws whole groups of samples for its intervals, but the samples are of "
-            f"{len(groups)} group{'s' * (len(groups) != 1)}. Use prompts of two or more groups."
+            "BeforeAfter draws whole groups of samples for its intervals, but the samples are of "
+            f"{len(groups)} group(s). Use prompts of two or more groups."
         )
     for judge in judges:
-        if isinstance(judge, AUC):
-            judge.check(prompts)
+        judge.check(prompts)
 
 
 def with_judges(
     scores: Mapping[str, Component], judges: Mapping[str, Judge]
 ) -> dict[str, Component]:
     """Return the components that score each text: the scores, and the components of the judges."""
-    return {**scores, **{name: judged_component(judge) for name, judge in judges.items()}}
+    return {**scores, **{name: judge.score for name, judge in judges.items()}}
 
 
 def comparison(
@@ -132,74 +145,53 @@ def comparison(
 
     `sets` maps `"before"`, `"after"` and others to the scores, (n,), of texts for the same prompts.
     """
-    first = next(iter(scores))
-    others = [name for name in sets if name not in ("before", "after")]
-    all_judges: dict[str, Judge] = {**scores, **judges}
+    first, sides = next(iter(scores)), ("before", "after")
+    others = [name for name in sets if name not in sides]
+    all_judges: dict[str, Judge] = {**{name: Mean(c) for name, c in scores.items()}, **judges}
 
     def means(name: str) -> dict[str, float]:
         own = {key: sets[name][key] for key in scores}
         return {**mean_scores(own), "generations": len(samples)}
 
-    def change(name: str, key: str) -> dict[str, Any]:
-        found = _change(all_judges[key], sets[name][key], sets["after"][key], samples)
+    def change(key: str, before: Scores, after: Scores) -> Estimate:
+        if any(np.isnan(side).all() or np.isinf(side).any() for side in (before, after)):
+            return Estimate(nan, nan, nan)
+        return all_judges[key].change(before, after, samples)
+
+    def since(name: str, key: str) -> dict[str, Any]:
+        found = change(key, sets[name][key], sets["after"][key])
         return {"difference": found.value, "difference_ci95": [found.low, found.high]}
 
     def verdict(key: str, judge: Judge) -> dict[str, Any]:
-        values = {
-            name: judge.value(each[key], samples)
-            if isinstance(judge, AUC)
-            else valid_mean(each[key])
-            for name, each in sets.items()
-        }
+        values = {name: judge.value(each[key], samples) for name, each in sets.items()}
         return {
-            "before": values["before"],
-            "after": values["after"],
-            **change("before", key),
+            **{side: values[side] for side in sides},
+            **since("before", key),
             "failed": {name: int(np.isnan(each[key]).sum()) for name, each in sets.items()},
-            "others": {name: {"value": values[name], **change(name, key)} for name in others},
+            "others": {name: {"value": values[name], **since(name, key)} for name in others},
         }
 
     def interval(name: str, key: str) -> list[float]:
-        # A constant has the mean 0, and the AUC 0.5, in every draw.
-        constant = np.zeros(len(samples))
-        judge = all_judges[key]
-        offset = 0.5 if isinstance(judge, AUC) else 0.0
-        found = _change(judge, constant, sets[name][key], samples)
-        return [found.low + offset, found.high + offset]
+        """Return the interval of a value, by its difference to that of zeros."""
+        found = change(key, np.zeros(len(samples)), sets[name][key])
+        return [end + all_judges[key].of_zeros for end in (found.low, found.high)]
 
     def resolution(key: str) -> dict[str, float]:
-        before, after = (_group_means(sets[side][key], samples) for side in sides)
+        members = cluster_numbers(_groups(samples))
+        rows = np.unique(members, return_index=True)[1]
+        before, after = (valid_group_means(sets[side][key], members)[rows] for side in sides)
         both = int(np.isfinite(after - before).sum())
         return {"prompts": both, "detectable": detectable_difference(before, after)}
 
-    sides = ("before", "after")
     return {
         "score": first,
         **{side: means(side) for side in sides},
-        **change("before", first),
-        "others": {name: {**means(name), **change(name, first)} for name in others},
+        **since("before", first),
+        "others": {name: {**means(name), **since(name, first)} for name in others},
         "judges": {key: verdict(key, judge) for key, judge in judges.items()},
         "intervals": {side: {key: interval(side, key) for key in all_judges} for side in sides},
         "resolution": {f"score/{key}": resolution(key) for key in scores},
     }
-
-
-def _change(judge: Judge, before: Scores, after: Scores, samples: Samples) -> Estimate:
-    """Return after - before of a judge with its 95 % interval; NaN if either has no value."""
-    for scores in (before, after):
-        if np.isnan(scores).all() or np.isinf(scores).any():
-            return Estimate(nan, nan, nan)
-    if isinstance(judge, AUC):
-        wanted = judge.wanted(samples)
-        return paired_auc_bootstrap(before, after, wanted, _groups(samples))
-    return paired_bootstrap(before, after, _groups(samples))
-
-
-def _group_means(scores: Scores, samples: Samples) -> Scores:
-    """Return the mean of the valid scores of each group, shape (groups,)."""
-    members = cluster_numbers(_groups(samples))
-    _, first = np.unique(members, return_index=True)
-    return valid_group_means(scores, members)[first]
 
 
 def _groups(samples: Samples) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from ctrlreward.callbacks.terms import ShapedModule
 from ctrlreward.files import json_text, read_json, write_whole
 from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of, is_instance
 from ctrlreward.ranks import on_rank_zero
+from ctrlreward.scorers.base import Scores
 from ctrlreward.selection import StopRule
 from ctrlreward.selection.decider import Decides
 from ctrlreward.selection.metrics import NotLogged, Snapshot
@@ -53,7 +54,7 @@ class Snapshots:
             fresh = self._new(trainer)
             self._validated |= fresh
             trained = {k: at for k, at in self._trained.items() if k not in self._validated}
-            evidence = {}
+            evidence: dict[str, Scores] = {}
             for scorer in callbacks_of(trainer, GenerationScorerMixin):
                 if scorer.has_new_scores:
                     evidence |= scorer.evidence
@@ -70,20 +71,26 @@ class Snapshots:
         return {k for k in now if k not in before or not now[k].is_set_to(before[k])}
 
 
-class ReadingMixin(CallbackMixin):
-    """Callback that reads what a validation logged, and decides once on the same weights."""
+class DecidingMixin(Decides, CallbackMixin):
+    """Callback that applies a rule of `ctrlreward.selection`, by its `decider`.
 
-    _decided_step: int = -1  # training step of the last decision, -1 before
+    It decides once on the same weights.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.snapshots = Snapshots()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Share the validations with the other callbacks of the trainer."""
+        """Share the snapshots of the trainer, and set the directions of the rule."""
         super().setup(trainer, pl_module, stage)
-        first = next(iter(callbacks_of(trainer, ReadingMixin)), self)
+        first = next(iter(callbacks_of(trainer, DecidingMixin)), self)
         self.snapshots = Snapshots() if self is first else first.snapshots
+        self.needs_validation(trainer, stage)
+        try:
+            self.decider.begin(partial(resolve_mode, trainer), known_bounds(trainer))
+        except ValueError as error:
+            self.refuse(str(error))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note what is logged before the validation."""
@@ -93,25 +100,7 @@ class ReadingMixin(CallbackMixin):
     def is_undecided(self, trainer: Trainer) -> bool:
         """Return whether a validation is part of training, and the first of these weights."""
         fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
-        return fitting and self._decided_step != trainer.global_step
-
-
-class DecidingMixin(Decides, ReadingMixin):
-    """Callback that applies a rule of `ctrlreward.selection`, by its `decider`."""
-
-    @property
-    def _decided_step(self) -> int:  # type: ignore[override]
-        """Training step of the last decision, -1 before."""
-        return self.decider.step
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the directions of the rule: given, or declared by the scorers of the trainer."""
-        super().setup(trainer, pl_module, stage)
-        self.needs_validation(trainer, stage)
-        try:
-            self.decider.begin(partial(resolve_mode, trainer), known_bounds(trainer))
-        except ValueError as error:
-            self.refuse(str(error))
+        return fitting and self.decider.step != trainer.global_step
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the rule."""

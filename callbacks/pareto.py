@@ -96,7 +96,7 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the folder is local."""
         super().setup(trainer, pl_module, stage)
-        self.mode = self.metrics[self.monitor]
+        self.mode = next(iter(self.metrics.values()))
         if "://" in str(self.dirpath):
             self.refuse(
                 f"dirpath must be a local folder, in which the front is kept and drawn, got "

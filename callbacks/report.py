@@ -19,7 +19,6 @@ from ctrlreward.callbacks.judges import (
     Judge,
     check_judges,
     comparison,
-    judged_component,
     judges_by_name,
     with_judges,
 )
@@ -319,7 +318,7 @@ def write_comparison(
     `history` the rows of metrics for the curves.
     """
     own = {f"score/{name}": component for name, component in components.items()}
-    own |= {f"judges/{name}": judged_component(judge) for name, judge in judges.items()}
+    own |= {f"judges/{name}": judge.score for name, judge in judges.items()}
     directions = {key: component.spec.mode for key, component in own.items()}
     ranges = {key: component.spec.bounds for key, component in own.items()}
     scores = {name: found for name, (_, found) in sets.items()}

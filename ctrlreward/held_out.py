@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -34,11 +35,9 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 class HeldOutScores(NamedTuple):
     """Scores of the completions of all prompts.
 
-    Attributes:
-        scores: Name → score of each of n samples, shape (n,).
-        reasons: Name → reasons of these scores, only of scores that have some.
-        metrics: Key → value to log.
-        by_prompt: Key → values of each prompt, see `HeldOutScorer`.
+    `scores` maps a name to the score of each of n samples, shape (n,), `reasons` to the reasons of
+    those that have some; `metrics` maps a key to the value to log, `by_prompt` to the values of
+    each prompt, see `HeldOutScorer`.
     """
 
     scores: dict[str, Scores]
@@ -108,8 +107,7 @@ class HeldOutScorer:
     @property
     def measured(self) -> dict[str, Any]:
         """What is measured: a digest of the prompts, their completions, and the settings."""
-        own = {"prompts": self._digest, "generations_per_prompt": self._repeats}
-        return own | self.settings
+        return {"prompts": self._digest, "generations_per_prompt": self._repeats, **self.settings}
 
     @property
     def measure(self) -> str:
@@ -133,13 +131,10 @@ class HeldOutScorer:
     @property
     def evidence(self) -> dict[str, Scores]:
         """Key → last score of each prompt, shape (prompts,): the mean of its completions."""
-        measure = self.measure
-        return {
-            key: PromptScores(valid_row_means(table), measure)
-            for key, table in self.by_prompt.items()
-        }
+        of, means = self.measure, valid_row_means
+        return {key: PromptScores(means(table), of) for key, table in self.by_prompt.items()}
 
-    @property
+    @cached_property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each key."""
         specs = {key: component.spec for key, component in self.components.items()}
@@ -151,7 +146,7 @@ class HeldOutScorer:
                 specs[name] = spread if name.endswith(_DEVIATION) else component.spec
         return {f"{self.name}/{key}": spec for key, spec in specs.items()}
 
-    @property
+    @cached_property
     def scored(self) -> dict[str, Component]:
         """The components, and under separate keys what the scores of the corpus read."""
         return self.components | {
@@ -208,19 +203,16 @@ class HeldOutScorer:
         if path is not None and jackknifed:
             write_scored_samples(path, samples, shown, jackknifed, None, reasons, self.measure)
         tables = {key: row.reshape(-1, self._repeats) for key, row in shown.items()}
-        failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
+        failed = np.isnan([*tables.values()]).any(axis=0)
         tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
         tables |= {key: row[:, None] for key, row in jackknifed.items()}
         values = mean_scores(shown) | corpus
-        named = {f"{self.name}/{key}": float(value) for key, value in values.items()}
+        named = {f"{self.name}/{key}": value for key, value in values.items()}
         by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
         return HeldOutScores(shown, reasons, named, by_prompt)
 
     def metrics(self, scores: HeldOutScores) -> dict[str, float]:
-        """Return the metrics of `score_samples`, and keep the scores by prompt.
-
-        They are the mean scores, the fail rate and the scores of the corpus, by `<name>/<score>`.
-        """
+        """Return the metrics of `score_samples`, and keep the scores by prompt."""
         self.by_prompt = scores.by_prompt
         return scores.metrics
 

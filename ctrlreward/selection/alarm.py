@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -139,6 +139,9 @@ class AlarmRule:
     def __post_init__(self) -> None:
         check_key("proxy", self.proxy)
         check_direction("proxy_mode", self.proxy_mode or "max")
+        if not isinstance(self.held_out, Mapping):
+            keys = [self.held_out] if isinstance(self.held_out, str) else self.held_out
+            object.__setattr__(self, "held_out", dict.fromkeys(keys, self.held_out_mode))
         modes = {f"held_out[{key!r}]": mode for key, mode in self.modes.items()}
         for argument, mode in {"held_out_mode": self.held_out_mode or "max", **modes}.items():
             if mode != "drift":
@@ -160,25 +163,20 @@ class AlarmRule:
     @property
     def keys(self) -> list[str]:
         """Keys that the rule reads, the proxy first."""
-        return [self.proxy, *self.modes]
+        return [self.proxy, *self.held_out]
 
     @property
     def modes(self) -> dict[str, HeldOutMode]:
         """Mode of each held-out metric."""
-        return {key: mode or "max" for key, mode in self._directions.items()}
-
-    @property
-    def _directions(self) -> dict[str, HeldOutMode | None]:
-        if isinstance(self.held_out, Mapping):
-            return dict(self.held_out)
-        keys = [self.held_out] if isinstance(self.held_out, str) else self.held_out
-        return dict.fromkeys(keys, self.held_out_mode)
+        given = cast("Mapping[str, HeldOutMode | None]", self.held_out)
+        return {key: mode or "max" for key, mode in given.items()}
 
     def directed(self, mode_of: ModeOf) -> AlarmRule:
         """Return the rule with the directions that the scorers of a run declare."""
+        given = cast("Mapping[str, HeldOutMode | None]", self.held_out)
         modes: dict[str, HeldOutMode] = {
             key: "drift" if mode == "drift" else mode_of(key, mode, "held_out_mode")
-            for key, mode in self._directions.items()
+            for key, mode in given.items()
         }
         proxy_mode = mode_of(self.proxy, self.proxy_mode, "proxy_mode")
         return replace(self, held_out=modes, proxy_mode=proxy_mode)
@@ -261,7 +259,8 @@ class AlarmRule:
         if margin is None:
             valid = before[np.isfinite(before)]
             margin = MARGIN * float(valid.std(ddof=1)) if len(valid) > 1 else 0.0
-        signs = _signs(self.modes[key])
+        mode = self.modes[key]
+        signs = (1.0, -1.0) if mode == "drift" else (sign_of(mode),)
         falls = [rise_p_value(sign * after, sign * before, margin) for sign in signs]
         return min(1.0, len(signs) * min(falls))
 
@@ -279,8 +278,3 @@ class AlarmRule:
             f"{now.metrics[self.proxy]:.4f}, while {what} ({test}): the policy may be gaming the "
             "reward"
         )
-
-
-def _signs(mode: HeldOutMode) -> tuple[float, ...]:
-    """Return the factors that make a decline negative; for "drift", one for each direction."""
-    return (1.0, -1.0) if mode == "drift" else (sign_of(mode),)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ctrlreward.arguments import Mode, check_direction, counted, sign_of
-from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
+from ctrlreward.functional.sequential import check_level, level_of_test
 from ctrlreward.selection.metrics import (
     Bounds,
     Evidence,
@@ -31,8 +31,6 @@ class KeepDecision(NamedTuple):
     Attributes:
         dropped: Steps of kept checkpoints to remove.
         invalid: True if it is not kept because a metric is NaN or infinite.
-        difference: Difference to the best of the other candidates, with its interval; None without
-            scores by prompt.
 
     Examples:
         >>> rule = BestRule("score/sim")
@@ -45,7 +43,6 @@ class KeepDecision(NamedTuple):
     dropped: tuple[int, ...]
     reason: str
     invalid: bool = False
-    difference: PairedDifference | None = None
 
 
 class ConstraintCheck(NamedTuple):
@@ -187,11 +184,6 @@ class BestRule:
         sign = sign_of(self.mode)
         return max(state.kept, key=lambda step: sign * state.kept[step], default=None)
 
-    def worst(self, state: BestState) -> int | None:
-        """Return the step that would be dropped first, None if none is kept."""
-        sign = sign_of(self.mode)
-        return min(state.kept, key=lambda step: sign * state.kept[step], default=None)
-
     def steps(self, state: BestState) -> list[int]:
         """Return the steps of the candidates so far."""
         return list(state.candidates)
@@ -237,7 +229,8 @@ class BestRule:
             )
         if not paired:
             return what
-        differences = [(other, self._difference(state, other, chosen)) for other in paired]
+        level = level_of_test(self.level, state.validations)
+        differences = [(other, other.differs(chosen, self.monitor, level)) for other in paired]
         tied = [pair for pair in differences if pair[1] and not pair[1].distinguishable]
         if not tied:
             which = "the others" if len(paired) < len(others) else "all other candidates"
@@ -258,7 +251,8 @@ class BestRule:
         leader = max(
             rivals.values(), key=lambda rival: sign * rival.metrics[self.monitor], default=None
         )
-        difference = self._difference(state, leader, now) if leader else None
+        level = level_of_test(self.level, state.validations)
+        difference = leader.differs(now, self.monitor, level) if leader else None
         kept, gone = self._keep(state.kept, step, score)
         reason = f"{self.monitor} is {score:.4f}"
         if leader is not None and difference is not None:
@@ -273,7 +267,7 @@ class BestRule:
             reason += f", among the best {self.top_k}"
         dropped = tuple(other for other in gone if other != step)
         new = replace(state, kept=kept, candidates={**rivals, step: now})
-        return new, KeepDecision(step not in gone, dropped, reason, difference=difference)
+        return new, KeepDecision(step not in gone, dropped, reason)
 
     def _keep(
         self, kept: Mapping[int, float], step: int, score: float
@@ -286,11 +280,6 @@ class BestRule:
         worst_first = sorted(scores, key=lambda other: sign * scores[other])
         gone = worst_first[: 0 if self.top_k == -1 else max(0, len(scores) - self.top_k)]
         return {s: v for s, v in {**rivals, step: score}.items() if s not in gone}, gone
-
-    def _difference(
-        self, state: BestState, leader: Validation, now: Validation
-    ) -> PairedDifference | None:
-        return leader.differs(now, self.monitor, level_of_test(self.level, state.validations))
 
     def check_constraints(
         self, metrics: Mapping[str, float], stale: Collection[str] = ()

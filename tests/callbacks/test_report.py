@@ -347,7 +347,6 @@ def test_a_resumed_run_without_its_texts_fails_before_training(compare, counter,
     [
         ({"scores": {}}, "scores"),
         ({"scores": {"v": "value"}}, r"scores\['v'\]"),
-        ({"judges": [Noise()]}, "judges"),
         ({"judges": {"level": "noise"}}, r"judges\['level'\]"),
         ({"judges": {"v": Noise()}}, "'v'"),
         ({"judges": {"fail_rate": Noise()}}, "'fail_rate'"),
