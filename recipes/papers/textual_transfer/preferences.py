@@ -28,8 +28,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 from scipy.optimize import differential_evolution, minimize
 
+from ctrlreward import scorers
 from ctrlreward.files import finite_or_none, json_text, read_jsonl, write_whole
 from ctrlreward.functional.bootstrap import Estimate, bootstrap, cluster_numbers
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
@@ -38,9 +40,7 @@ from ctrlreward.ratings.correlations import correlate
 from ctrlreward.ratings.rated_files import read_rated
 from ctrlreward.ratings.report import print_table, report_correlations
 from ctrlreward.recipes.data_sets import local_file
-from ctrlreward.recipes.papers.textual_transfer.tables import PUBLISHED
 from ctrlreward.recipes.text_files import matching_key
-from ctrlreward.scorers import Accuracy, Perplexity, Scorer, Similarity
 from ctrlreward.scorers.components import name_components
 from ctrlreward.scorers.parts import score_parts
 from ctrlreward.tables.rows import encode_rows, read_placed
@@ -49,6 +49,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Thresholds = tuple[float, float, float, float]
 
+PUBLISHED: Mapping[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("published_tables.yaml").read_text("utf-8")
+)
 INPUTS = ("label_probability", "similarity", "perplexity")  # of a sentence's GM
 
 # Thresholds fitted to preferences
@@ -244,9 +247,9 @@ def rate(given: Namespace) -> dict[str, Any]:
         path, _, folder = classifier.partition(":")
         module, _, name = path.rpartition(".")
         classifier = getattr(import_module(module), name)(*filter(None, [folder]))
-    perplexity = Perplexity(given.model, score_end=given.score_end)
-    scorers: list[Scorer] = [Accuracy(classifier), Similarity(given.similarity), perplexity]
-    components = name_components(scorers, None)
+    perplexity = scorers.Perplexity(given.model, score_end=given.score_end)
+    judges = [scorers.Accuracy(classifier), scorers.Similarity(given.similarity), perplexity]
+    components = name_components(judges, None)
     del components["log_likelihood"]  # not an input of GM
     scores = score_parts(components, samples)
     inputs = np.stack([scores[name] for name in INPUTS], axis=1)

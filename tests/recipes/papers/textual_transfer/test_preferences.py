@@ -16,7 +16,6 @@ from scipy import stats
 
 from ctrlreward import Samples
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
-from ctrlreward.recipes.papers.textual_transfer import preferences as module
 from ctrlreward.recipes.papers.textual_transfer.preferences import (
     GMFit,
     agreement,
@@ -209,7 +208,8 @@ def rated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     """Write 24 items by four systems, rated by a noisy GM, and replace the scorers."""
     monkeypatch.chdir(tmp_path)
     for name in SCORES:
-        monkeypatch.setattr(module, name, lambda *_, kind=name, **given: Judge(kind, **given))
+        fake = lambda *_, kind=name, **given: Judge(kind, **given)  # noqa: E731
+        monkeypatch.setattr(f"ctrlreward.scorers.{name}", fake)
     random = np.random.default_rng(3)
     table = []
     for i in range(96):
