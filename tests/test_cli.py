@@ -131,9 +131,10 @@ def shrunk(file: Path, folder: Path, model: str) -> dict[str, Any]:
     for part in classes(options):
         arguments = part["init_args"]
         if "model" in arguments or ".recipes." in part["class_path"]:
-            arguments["model"] = model
-            arguments.pop("dtype", None)
-            arguments.pop("lora", None)
+            own = arguments.get("held_out", arguments)
+            own["model"] = model
+            own.pop("dtype", None)
+            own.pop("lora", None)
         if part is options["data"]:
             del arguments["model"]
         if "prefixes" in arguments:

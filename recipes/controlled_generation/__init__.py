@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -163,8 +164,13 @@ class SeveralRelevances(CompositeScorer, TaskScorer):
         for k, (name, part) in enumerate(self.scorers.items()):
             own = part.fold(samples, answers[k * n : (k + 1) * n], _RELEVANCE)
             relevances[f"{name}_relevance"] = own.scores["attribute_relevance"]
-        folds = {"geometric_mean": _geometric_mean, "min": _lowest, "mean": _mean}
-        return {"attribute_relevance": folds[self.folding](relevances), **relevances}
+        table = np.stack([*relevances.values()])
+        if self.folding == "geometric_mean":
+            with np.errstate(divide="ignore"):  # the logarithm of 0
+                folded = np.exp(np.log(table).mean(axis=0))
+        else:
+            folded = table.min(axis=0) if self.folding == "min" else table.mean(axis=0)
+        return {"attribute_relevance": folded, **relevances}
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Any
@@ -178,20 +184,6 @@ class SeveralRelevances(CompositeScorer, TaskScorer):
             }
             for row in zip(*each, strict=True)
         ]
-
-
-def _geometric_mean(scores: Mapping[str, Scores]) -> Scores:
-    with np.errstate(divide="ignore"):  # the logarithm of 0
-        mean: Scores = np.exp(np.log(np.stack([*scores.values()])).mean(axis=0))
-    return mean
-
-
-def _lowest(scores: Mapping[str, Scores]) -> Scores:
-    return np.min([*scores.values()], axis=0)
-
-
-def _mean(scores: Mapping[str, Scores]) -> Scores:
-    return np.mean([*scores.values()], axis=0)
 
 
 def after_text(task: str | Task) -> Task:
@@ -285,14 +277,12 @@ def relevance_reward(
     Raises:
         ValueError: `attributes` differ from the attributes of `task`.
     """
-    tasks: Task | dict[str, Task]
-    if isinstance(task, Mapping):
-        tasks = {name: after_text(each) for name, each in task.items()}
-    else:
+    several = task if isinstance(task, Mapping) else {}
+    if attributes is not None and set(attributes) != set(several):
+        raise ValueError(f"attributes must have the keys of task, got {dict(attributes)}")
+    tasks: Task | dict[str, Task] = {name: after_text(each) for name, each in several.items()}
+    if not isinstance(task, Mapping):
         tasks = after_text(task)
-    if attributes is not None and (isinstance(tasks, Task) or set(attributes) != set(tasks)):
-        known = "of one attribute" if isinstance(tasks, Task) else ", ".join(tasks)
-        raise ValueError(f"attributes = {dict(attributes)}, must have the keys of task: {known}")
     weights: dict[str, float] = {str(name): weight for name, weight in (aspects or {}).items()}
     if attributes is None:
         weights["attribute_relevance"] = 1.0
@@ -322,29 +312,61 @@ def ctrleval_scores(
 
     The arguments are as in `relevance_reward`.
     """
-
-    def scorer(task: str | Task, attribute: str | None) -> CTRLEval:
-        names: list[AspectName] = ["attribute_relevance", *aspects]
-        return CTRLEval(
-            model,
-            task,
-            names,
-            evaluators=evaluators,
-            attribute=attribute,
-            device=device,
-            dtype=dtype,
-        )
-
+    names: list[AspectName] = ["attribute_relevance", *aspects]
+    options: dict[str, Any] = {"evaluators": evaluators, "device": device, "dtype": dtype}
     if isinstance(task, str | Task):
-        one = scorer(task, None)
+        one = CTRLEval(model, task, names, **options)
         return {name: one[name] for name in one.specs}
-    scorers = {attribute: scorer(each, attribute) for attribute, each in task.items()}
+    scorers = {
+        attribute: CTRLEval(model, each, names, attribute=attribute, **options)
+        for attribute, each in task.items()
+    }
     relevance = SeveralRelevances(scorers, fold)
     first = next(iter(scorers.values()))
     return {name: relevance[name] for name in relevance.specs} | {a: first[a] for a in aspects}
 
 
-@cache  # both callbacks share the models
+@dataclass(frozen=True)
+class HeldOut:
+    """Prompts and scores of prefixes that are not trained on, for selection and report.
+
+    The scores are attribute relevance, that of each attribute if there are several, `aspects`,
+    perplexity and Distinct-2 per prefix, under the frozen model.
+
+    Args:
+        labels: Target labels, or attribute → labels.
+        template: See `build_prompts`.
+        model: The frozen model.
+        task: Task of CTRLEval, a name, a file or the phrases themselves, or attribute → task.
+        fold: Relevance of several attributes (`SeveralRelevances`).
+        aspects: Further aspects of CTRLEval.
+        evaluators: Number of evaluators to draw (see `CTRLEval`); None uses all.
+        device: Device of the model.
+        dtype: Dtype of the model.
+    """
+
+    labels: list[str] | dict[str, list[str]]
+    template: str
+    model: str = "smollm2-135m"
+    task: str | Task | dict[str, str | Task] = "sentiment"
+    fold: Fold = "geometric_mean"
+    aspects: list[TextAspect] = field(default_factory=list)
+    evaluators: int | None = None
+    device: str = "cpu"
+    dtype: Dtype | None = None
+
+    def prompts(self, prefixes: str | Sequence[str]) -> Samples:
+        """Return a prompt of each label for each prefix; see `build_prompts`."""
+        return build_prompts(prefixes, self.labels, self.template)
+
+    def scores(self) -> dict[str, Component]:
+        """Return the scores by name; equal settings share their scorers."""
+        task = tuple(self.task.items()) if isinstance(self.task, dict) else self.task
+        settings = self.fold, tuple(self.aspects), self.evaluators, self.device, self.dtype
+        return _held_out_scores(self.model, task, *settings)
+
+
+@cache
 def _held_out_scores(
     model: str,
     task: str | Task | tuple[tuple[str, str | Task], ...],
@@ -363,44 +385,10 @@ def _held_out_scores(
     }
 
 
-def held_out_scores(
-    model: str = "smollm2-135m",
-    task: Tasks = "sentiment",
-    fold: Fold = "geometric_mean",
-    aspects: Sequence[TextAspect] = (),
-    evaluators: int | None = None,
-    device: str = "cpu",
-    dtype: Dtype | None = None,
-) -> dict[str, Component]:
-    """Return attribute relevance, perplexity and Distinct-2 per prefix under the frozen model.
-
-    Equal arguments return the same scorers.
-
-    Args:
-        model: The frozen model.
-        task: Task of CTRLEval, or attribute → task; adds the relevance of each attribute.
-        fold: Relevance of several attributes (`SeveralRelevances`).
-        aspects: Further aspects of CTRLEval.
-        evaluators: Number of evaluators to draw (see `CTRLEval`); None uses all.
-        device: Device of the model.
-        dtype: Dtype of the model.
-    """
-    tasks = tuple(task.items()) if isinstance(task, Mapping) else task
-    return _held_out_scores(model, tasks, fold, tuple(aspects), evaluators, device, dtype)
-
-
 def held_out_scorer(
+    held_out: HeldOut,
     prefixes: list[str] | str,
-    labels: list[str] | dict[str, list[str]],
-    template: str,
     generations_per_prompt: int = 1,
-    model: str = "smollm2-135m",
-    task: str | Task | dict[str, str | Task] = "sentiment",
-    fold: Fold = "geometric_mean",
-    aspects: list[TextAspect] | None = None,
-    evaluators: int | None = None,
-    device: str = "cpu",
-    dtype: Dtype | None = None,
     others: Mapping[str, Component | Scorer] | None = None,
 ) -> GenerationScorer:
     """Return a callback that scores completions of validation prefixes during training.
@@ -408,25 +396,16 @@ def held_out_scorer(
     `others` are further scores by name, such as a judge for `ProxyGuard`.
     """
     return GenerationScorer(
-        {**held_out_scores(model, task, fold, aspects or (), evaluators, device, dtype)}
-        | dict(others or {}),
-        build_prompts(prefixes, labels, template),
+        {**held_out.scores(), **(others or {})},
+        held_out.prompts(prefixes),
         generations_per_prompt=generations_per_prompt,
     )
 
 
 def before_after(
+    held_out: HeldOut,
     prefixes: list[str] | str,
-    labels: list[str] | dict[str, list[str]],
-    template: str,
     generations_per_prompt: int = 4,
-    model: str = "smollm2-135m",
-    task: str | Task | dict[str, str | Task] = "sentiment",
-    fold: Fold = "geometric_mean",
-    aspects: list[TextAspect] | None = None,
-    evaluators: int | None = None,
-    device: str = "cpu",
-    dtype: Dtype | None = None,
     judges: Mapping[str, Component | Scorer | AUC] | None = None,
 ) -> BeforeAfter:
     """Return a callback that compares the untuned and the selected policy on test prefixes.
@@ -434,8 +413,8 @@ def before_after(
     The test prefixes and the judges are used nowhere else.
     """
     return BeforeAfter(
-        held_out_scores(model, task, fold, aspects or (), evaluators, device, dtype),
-        build_prompts(prefixes, labels, template),
+        held_out.scores(),
+        held_out.prompts(prefixes),
         generations_per_prompt=generations_per_prompt,
         judges=judges,
     )
