@@ -50,50 +50,46 @@ def local_file(file: str | Path) -> Path:
         OSError: The file can't be downloaded or written.
     """
     data_set, _, name = str(file).partition("/")
-    known = DATA_SETS.get(data_set, {}).get("files", {})
-    if not name or not known or (name not in known and Path(file).exists()):
+    entry = DATA_SETS.get(data_set, {})
+    if not name or not entry or (name not in entry["files"] and Path(file).exists()):
         return Path(file).expanduser()
-    if name not in known:
-        raise ValueError(f"data set {data_set!r} has no file {name!r}, only {', '.join(known)}")
-    entry, own = DATA_SETS[data_set], known[name]
+    if name not in entry["files"]:
+        files = ", ".join(entry["files"])
+        raise ValueError(f"data set {data_set!r} has no file {name!r}, only {files}")
+    own = entry["files"][name]
     place = Path(own.get("folder", entry.get("folder", data_set)), name)
     path = data_folder() / place
     if path.is_file():
         return path
-    if own.get("made"):
-        return _made(data_set, name, cache_folder() / "data" / place)
-    address = entry["address"] + own.get("path", entry.get("path", "") + name)
-    return _downloaded(address, path, own["hash"])
+    if not own.get("made"):
+        address = entry["address"] + own.get("path", entry.get("path", "") + name)
+        return _downloaded(address, path, own["hash"])
+    path = cache_folder() / "data" / place
+    if not path.is_file():
+        maker = importlib.import_module(f"ctrlreward.recipes.made_data.{entry['made_by']}")
+        content = maker.make(name, lambda other: _part(data_set, other, path.parent))
+        if _hash(content, "sha256") != own["hash"]:
+            raise ValueError(f"{data_set}/{name}, made by this package, has another sha256")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    return path
+
+
+def _part(data_set: str, name: str, folder: Path) -> Path:
+    """Return a file that another one is made from: of the data set, or below its address."""
+    if name in DATA_SETS[data_set]["files"]:
+        return local_file(f"{data_set}/{name}")
+    own = folder / name
+    return own if own.is_file() else _downloaded(DATA_SETS[data_set]["address"] + name, own, None)
 
 
 def _downloaded(address: str, path: Path, digest: str | None) -> Path:
     pooch = import_extra("pooch", f"the file {path.name}")
-    # It does not know git's hashes.
-    known = digest if digest and not digest.startswith("git:") else None
-    pooch.retrieve(address, known, fname=path.name, path=path.parent)
-    if digest and digest.startswith("git:") and _hash(path.read_bytes(), "git") != digest:
+    of_git = bool(digest and digest.startswith("git:"))  # which pooch does not know
+    pooch.retrieve(address, None if of_git else digest, fname=path.name, path=path.parent)
+    if of_git and _hash(path.read_bytes(), "git") != digest:
         path.unlink()
         raise ValueError(f"{address} does not have the {digest} of the published file")
-    return path
-
-
-def _made(data_set: str, name: str, path: Path) -> Path:
-    """Write a file that a module of `made_data` makes, from files of the data set if any."""
-    entry = DATA_SETS[data_set]
-
-    def path_of(other: str) -> Path:
-        if other in entry["files"]:
-            return local_file(f"{data_set}/{other}")
-        own = path.parent / other
-        return own if own.is_file() else _downloaded(entry["address"] + other, own, None)
-
-    if not path.is_file():
-        maker = importlib.import_module(f"ctrlreward.recipes.made_data.{entry['made_by']}")
-        content = maker.make(name, path_of)
-        if _hash(content, "sha256") != entry["files"][name]["hash"]:
-            raise ValueError(f"{data_set}/{name}, made by this package, has another sha256")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
     return path
 
 

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import one_of
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.dtypes import Dtype
@@ -43,8 +42,6 @@ Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
 # Task of CTRLEval, a name, a file or the phrases themselves, or attribute → task.
 Tasks: TypeAlias = str | Task | Mapping[str, str | Task]
-
-Fold: TypeAlias = Literal["mean", "geometric_mean", "min"]
 
 _RELEVANCE = ("attribute_relevance",)
 
@@ -120,7 +117,7 @@ class PromptData(PromptBatches):
 class SeveralRelevances(CompositeScorer, TaskScorer):
     """Attribute relevance of several attributes, and all of them in one number.
 
-    - `attribute_relevance`: the relevances of a text, folded, 0 to 1.
+    - `attribute_relevance`: the geometric mean of the relevances of a text, 0 to 1.
     - `<attribute>_relevance`: the relevance of one attribute, 0 to 1.
 
     Higher is better for all. Needs `labels` of all attributes. Each is what a `CTRLEval` with this
@@ -128,12 +125,10 @@ class SeveralRelevances(CompositeScorer, TaskScorer):
 
     Args:
         scorers: Attribute → `CTRLEval` with this `attribute`.
-        fold: `"geometric_mean"`, `"mean"` or `"min"` of the relevances.
     """
 
-    def __init__(self, scorers: Mapping[str, CTRLEval], fold: Fold = "geometric_mean") -> None:
+    def __init__(self, scorers: Mapping[str, CTRLEval]) -> None:
         self.scorers = dict(scorers)
-        self.folding = one_of("fold", fold, ("geometric_mean", "mean", "min"))
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -164,13 +159,9 @@ class SeveralRelevances(CompositeScorer, TaskScorer):
         for k, (name, part) in enumerate(self.scorers.items()):
             own = part.fold(samples, answers[k * n : (k + 1) * n], _RELEVANCE)
             relevances[f"{name}_relevance"] = own.scores["attribute_relevance"]
-        table = np.stack([*relevances.values()])
-        if self.folding == "geometric_mean":
-            with np.errstate(divide="ignore"):  # the logarithm of 0
-                folded = np.exp(np.log(table).mean(axis=0))
-        else:
-            folded = table.min(axis=0) if self.folding == "min" else table.mean(axis=0)
-        return {"attribute_relevance": folded, **relevances}
+        with np.errstate(divide="ignore"):  # the logarithm of 0
+            mean = np.exp(np.log(np.stack([*relevances.values()])).mean(axis=0))
+        return {"attribute_relevance": mean, **relevances}
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Any
@@ -240,7 +231,6 @@ class LikelihoodCost(CompositeScorer, TaskScorer):
 def relevance_reward(
     model: str = "smollm2-135m",
     task: Tasks = "sentiment",
-    fold: Fold = "geometric_mean",
     attributes: Mapping[str, float] | None = None,
     aspects: Mapping[TextAspect, float] | None = None,
     fluency: float = 0.3,
@@ -259,9 +249,8 @@ def relevance_reward(
     Args:
         model: Infilling model of the relevance and language model of the cost.
         task: Task of CTRLEval, a name or a file; attribute → task for labels of several attributes,
-            whose relevances are components.
-        fold: Relevance of several attributes (`SeveralRelevances`), with weight 1.
-        attributes: Attribute → weight of its relevance, in place of the fold; what
+            whose relevances are components and whose geometric mean has weight 1.
+        attributes: Attribute → weight of its relevance, in place of the mean; what
             `scale: components` normalises.
         aspects: Weight of coherence and consistency, in 1 per nat; None leaves them out.
         fluency: Cost of each nat of mean token log-probability outside of `likelihood`.
@@ -288,7 +277,7 @@ def relevance_reward(
         weights["attribute_relevance"] = 1.0
     else:
         weights |= {f"{name}_relevance": weight for name, weight in attributes.items()}
-    scores = ctrleval_scores(model, tasks, fold, tuple(aspects or ()), evaluators, device, dtype)
+    scores = ctrleval_scores(model, tasks, tuple(aspects or ()), evaluators, device, dtype)
     components: dict[str, tuple[Component, float]] = {
         name: (component, weights.get(name, 0.0)) for name, component in scores.items()
     }
@@ -301,8 +290,7 @@ def relevance_reward(
 
 def ctrleval_scores(
     model: str,
-    task: str | Task | Mapping[str, str | Task],
-    fold: Fold,
+    task: Tasks,
     aspects: Sequence[TextAspect],
     evaluators: int | None,
     device: str,
@@ -321,7 +309,7 @@ def ctrleval_scores(
         attribute: CTRLEval(model, each, names, attribute=attribute, **options)
         for attribute, each in task.items()
     }
-    relevance = SeveralRelevances(scorers, fold)
+    relevance = SeveralRelevances(scorers)
     first = next(iter(scorers.values()))
     return {name: relevance[name] for name in relevance.specs} | {a: first[a] for a in aspects}
 
@@ -338,7 +326,6 @@ class HeldOut:
         template: See `build_prompts`.
         model: The frozen model.
         task: Task of CTRLEval, a name, a file or the phrases themselves, or attribute → task.
-        fold: Relevance of several attributes (`SeveralRelevances`).
         aspects: Further aspects of CTRLEval.
         evaluators: Number of evaluators to draw (see `CTRLEval`); None uses all.
         device: Device of the model.
@@ -349,7 +336,6 @@ class HeldOut:
     template: str
     model: str = "smollm2-135m"
     task: str | Task | dict[str, str | Task] = "sentiment"
-    fold: Fold = "geometric_mean"
     aspects: list[TextAspect] = field(default_factory=list)
     evaluators: int | None = None
     device: str = "cpu"
@@ -362,7 +348,7 @@ class HeldOut:
     def scores(self) -> dict[str, Component]:
         """Return the scores by name; equal settings share their scorers."""
         task = tuple(self.task.items()) if isinstance(self.task, dict) else self.task
-        settings = self.fold, tuple(self.aspects), self.evaluators, self.device, self.dtype
+        settings = tuple(self.aspects), self.evaluators, self.device, self.dtype
         return _held_out_scores(self.model, task, *settings)
 
 
@@ -370,7 +356,6 @@ class HeldOut:
 def _held_out_scores(
     model: str,
     task: str | Task | tuple[tuple[str, str | Task], ...],
-    fold: Fold,
     aspects: tuple[TextAspect, ...],
     evaluators: int | None,
     device: str,
@@ -379,7 +364,7 @@ def _held_out_scores(
     tasks = dict(task) if isinstance(task, tuple) else task
     perplexity = Perplexity(model, device=device, dtype=dtype)
     return {
-        **ctrleval_scores(model, tasks, fold, aspects, evaluators, device, dtype),
+        **ctrleval_scores(model, tasks, aspects, evaluators, device, dtype),
         "perplexity": perplexity["perplexity"],
         "distinct_2": Distinct(model)["distinct_2"],
     }

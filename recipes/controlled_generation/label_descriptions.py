@@ -28,13 +28,6 @@ class LabelDescriptions:
 
     Raises:
         ValueError: It has fewer than two labels, or a label does not have a description.
-
-    Examples:
-        >>> from ctrlreward import Accuracy
-        >>> topics = {"food": ["meals and cooking"], "travel": ["trips and hotels"]}
-        >>> judge = Accuracy(LabelDescriptions(topics))
-        >>> judge["accuracy"](["The soup was cold.", "Our flight was late."], labels="food").shape
-        (2,)
     """
 
     def __init__(
@@ -43,16 +36,8 @@ class LabelDescriptions:
         encoder: str = "minilm-l6",
         device: str = "cpu",
     ) -> None:
-        if not isinstance(descriptions, Mapping) or len(descriptions) < 2:
-            raise ValueError(
-                f"descriptions = {descriptions!r} must be a mapping from two labels or more to "
-                "sentences"
-            )
-        for label, sentences in descriptions.items():
-            if isinstance(sentences, str) or not sentences:
-                raise ValueError(
-                    f"descriptions[{label!r}] = {sentences!r} must be a list of sentences"
-                )
+        if len(descriptions) < 2 or not all(descriptions.values()):
+            raise ValueError("descriptions must have two labels or more, with sentences each")
         self.descriptions = {label: tuple(each) for label, each in descriptions.items()}
         self.encoder = encoder
         self.device = device

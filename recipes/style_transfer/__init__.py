@@ -57,12 +57,9 @@ class Sentences:
             )
 
     def prompts(self) -> Samples:
-        """Read the files and return one prompt per sentence, beginning with the first file.
+        """Return one prompt per sentence, beginning with the first file.
 
         Texts and prefixes are empty, and `labels` are the target styles.
-
-        Raises:
-            ValueError: A file holds too few sentences.
         """
         return self.prompts_for(
             [
@@ -73,11 +70,7 @@ class Sentences:
         )
 
     def prompts_for(self, rows: Sequence[tuple[str, str]]) -> Samples:
-        """Return one prompt per sentence; see `prompts`.
-
-        Args:
-            rows: Sentences with their styles.
-        """
+        """Return one prompt per (sentence, its style); see `prompts`."""
         first, second = self.files
         target = {first: second, second: first}
         return Samples(
@@ -196,12 +189,8 @@ def held_out_scorer(
 ) -> GenerationScorer:
     """Return a callback that scores rewrites of validation sentences during training.
 
-    Args:
-        sentences: Validation sentences.
-        scoring_models: The models of the reward and of the selection.
-        generations_per_prompt: Rewrites per sentence.
-        others: Name → a score that neither has, for a `ProxyGuard` or for constraints. `Distinct`
-            is over all rewrites of a style.
+    `others` are scores by name that reward and selection don't have, for a `ProxyGuard` or for
+    constraints. `Distinct` is over all rewrites of a style.
     """
     prompts = sentences.prompts()
     return GenerationScorer(
@@ -219,11 +208,7 @@ def before_after(
 ) -> BeforeAfter:
     """Return a callback that compares untuned policy, selected policy and copying on test data.
 
-    Args:
-        sentences: Test sentences.
-        scoring_models: The models of the reward and of the selection.
-        generations_per_prompt: Rewrites per sentence.
-        judges: Judges that reward and selection do not use; see `BeforeAfter`.
+    `judges` are scores that reward and selection do not use; see `BeforeAfter`.
     """
     prompts = sentences.prompts()
     return BeforeAfter(

@@ -38,13 +38,7 @@ _FINALISTS = 8  # candidates of a sentence that the language model reads
 
 
 class Pair(NamedTuple):
-    """A sentence and its rewriting.
-
-    Attributes:
-        source: The sentence.
-        label: Style of the rewriting.
-        text: The rewriting.
-    """
+    """A sentence, the style of its rewriting, and the rewriting."""
 
     source: str
     label: str
@@ -121,31 +115,44 @@ class PseudoPairs:
         return prompts.replace(references=[pair.text for pair in pairs])
 
     def _pairs(self) -> Iterator[Pair]:
-        prompts = self.sentences.prompts()
+        own, quality = self.sentences, self.scoring_models.quality()
+        prompts = own.prompts()
         sources = [matching_key(source) for source in prompts.require("sources", "PseudoPairs")]
         labels = prompts.require("labels", "PseudoPairs")
-        quality = self.scoring_models.quality()
-        texts = {style: self._texts(style) for style in self.sentences.files}
+        texts: dict[str, list[str]] = {}
+        for style, file in own.files.items():
+            lines = distinct_texts([file], own.exclude, own.words)
+            texts[style] = list(dict.fromkeys(map(matching_key, lines)))
         odds = word_log_odds(*texts.values())
         first, second = texts
         words = {
             first: {word for word, value in odds.items() if -value >= self.style_word},
             second: {word for word, value in odds.items() if value >= self.style_word},
         }
+
+        def embedded(sentences: Sequence[str]) -> npt.NDArray[np.float32]:
+            # Float32: a product of all sentences with a window of others is large.
+            vectors = quality.similarity.loaded_model.embed(sentences)
+            return np.nan_to_num(vectors).astype(np.float32)
+
         with track("pseudo-pairs", len(sources), "sentences") as progress:
             for old, label in ((first, second), (second, first)):
-                lender = _Lenders(texts[label], quality)
+                lenders, vectors = texts[label], embedded(texts[label])
+                count = min(self.neighbours, len(lenders))
                 rows = [i for i, target in enumerate(labels) if target == label]
                 for start in range(0, len(rows), _WINDOW):
                     window = [sources[i] for i in rows[start : start + _WINDOW]]
-                    near = lender.nearest(window, self.neighbours)
+                    cosines = embedded(window) @ vectors.T
+                    near = np.argpartition(-cosines, count - 1, axis=1)[:, :count]
                     candidates = [
                         {
-                            text: count
-                            for text, count in rewritings(source, lenders).items()
+                            text: support
+                            for text, support in rewritings(
+                                source, [lenders[column] for column in columns]
+                            ).items()
                             if self._exchanges(source, text, words[old], words[label])
                         }
-                        for source, lenders in zip(window, near, strict=True)
+                        for source, columns in zip(window, near, strict=True)
                     ]
                     best = best_rewritings(window, candidates, label, quality)
                     yield from (Pair(source, label, text) for source, text in best.items())
@@ -159,11 +166,6 @@ class PseudoPairs:
             return False
         others = Counter(word for word in source.split() if word not in old)
         return (others & kept).total() >= self.min_kept * others.total()
-
-    def _texts(self, style: str) -> list[str]:
-        own = self.sentences
-        texts = distinct_texts([own.files[style]], own.exclude, own.words)
-        return list(dict.fromkeys(map(matching_key, texts)))
 
 
 def word_log_odds(first: Sequence[str], second: Sequence[str]) -> dict[str, float]:
@@ -191,27 +193,6 @@ def word_log_odds(first: Sequence[str], second: Sequence[str]) -> dict[str, floa
         for found, corpus in zip(counts, (first, second), strict=True)
     ]
     return {word: log(shares[1][word] / share) for word, share in shares[0].items()}
-
-
-class _Lenders:
-    """Sentences of one style that are looked up by their vectors."""
-
-    def __init__(self, texts: list[str], quality: TransferQuality) -> None:
-        self.texts = texts
-        self.quality = quality
-        self.vectors = self._embed(texts)
-
-    def nearest(self, sources: Sequence[str], count: int) -> list[list[str]]:
-        """Return the texts with the largest cosine to each source, in no order."""
-        cosines = self._embed(sources) @ self.vectors.T
-        count = min(count, len(self.texts))
-        columns = np.argpartition(-cosines, count - 1, axis=1)[:, :count]
-        return [[self.texts[column] for column in row] for row in columns]
-
-    def _embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        # Float32: a product of all sentences with a window of others is large.
-        vectors = self.quality.similarity.loaded_model.embed(texts)
-        return np.nan_to_num(vectors).astype(np.float32)
 
 
 def rewritings(source: str, lenders: Sequence[str]) -> Counter[str]:

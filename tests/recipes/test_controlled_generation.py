@@ -145,21 +145,15 @@ def relevances(model: str) -> dict[str, np.ndarray]:
     return scores
 
 
-@pytest.mark.parametrize("fold", ["geometric_mean", "mean", "min"])
-def test_the_relevances_of_several_attributes_are_folded(model: str, fold: str) -> None:
+def test_the_relevances_of_several_attributes_have_a_geometric_mean(model: str) -> None:
     """Each is that of its own scorer; no text is outside of the range of likelihood."""
     alone = relevances(model)
-    reward = relevance_reward(model, TASKS, fold, likelihood=(-99.0, 0.0))
+    reward = relevance_reward(model, TASKS, likelihood=(-99.0, 0.0))
     batch = reward(MANY)
     reward.release()
     for name, values in alone.items():
         np.testing.assert_allclose(batch.components[f"{name}_relevance"], values, rtol=1e-5)
-    table = np.stack(list(alone.values()))
-    expected = {
-        "geometric_mean": np.sqrt(table[0] * table[1]),
-        "mean": table.mean(axis=0),
-        "min": table.min(axis=0),
-    }[fold]
+    expected = np.sqrt(alone["sentiment"] * alone["topic"])
     np.testing.assert_allclose(batch.total, expected, rtol=1e-5)
     assert len({*expected.tolist()}) == 4
 
@@ -192,7 +186,7 @@ def test_each_attribute_can_have_a_weight_in_place_of_the_fold(model: str) -> No
 
 def test_texts_are_kept_with_what_each_relevance_is_made_of(model: str, tmp_path: Path) -> None:
     """As `BeforeAfter` writes them, for the report: the evaluators' mean is the score."""
-    scores = ctrleval_scores(model, TASKS, "geometric_mean", (), None, "cpu", None)
+    scores = ctrleval_scores(model, TASKS, (), None, "cpu", None)
     scores["diversity"] = Distinct(model)["distinct_2"]  # has nothing to explain
     path = tmp_path / "after.jsonl"
     write_scored_samples(path, MANY, {})

@@ -1,0 +1,95 @@
+"""Every training job of `configs/` for two steps, with tiny models and a few sentences."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import wandb
+
+from ctrlreward import WordVectors
+from ctrlreward.cli import main
+from ctrlreward.command_line.config_files import read_config
+from ctrlreward.files import JsonLog
+from ctrlreward.recipes import trained_first
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+TRANSFER = CONFIGS / "textual_transfer"
+ON_TOP = ("small", "literature", "as_printed", "official")
+LINES = 400  # of each file
+JOBS = [
+    [path]
+    for path in sorted(CONFIGS.rglob("*.yaml"))
+    if path.stem not in ON_TOP and {"extends", "trainer"} & read_config(path).keys()
+]
+JOBS += [[TRANSFER / "yelp.yaml", TRANSFER / f"{name}.yaml"] for name in ON_TOP]
+# Models of the hub, and a card.
+OPTIONS = {
+    "paper_roberta_large": [
+        *("--trainer.accelerator=cpu", "--trainer.precision=32-true"),
+        *("--model.init_args.encoder=minilm-l6", "--data.init_args.pairs.infiller=smollm2-135m"),
+        *("--data.init_args.pairs.paraphraser=null", "--data.init_args.pairs.device=cpu"),
+        "--data.init_args.pairs.parser=null",
+    ],
+    "yelp_warm_up_flan_t5": ["--model.init_args.model=t5"],
+    "yelp_flan_t5": ["--model.init_args.model=t5"],
+}
+QUICK = ("sentiment_smollm2", "text_cnn_yelp", "yelp")  # the others by `make soak`
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def data(
+    workplace: dict[str, str], data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Beginnings of the data sets, and of those that the tests' data lack, with tiny vectors."""
+    folder = tmp_path / "data"
+    for path in data_dir.rglob("*"):
+        if path.is_file() and path.suffix not in (".md", ".json"):
+            copy = folder / path.relative_to(data_dir)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, encoding="utf-8") as lines:
+                copy.write_text("".join(islice(lines, LINES)), encoding="utf-8")
+    literature = tmp_path / "runs" / "literature" / "data"
+    literature.mkdir(parents=True)
+    for i in (0, 1):
+        known = folder / f"yelp_shen/sentiment.test.{i}"
+        shutil.copy(known, known.with_name(f"sentiment.train.{i}"))
+        lines = known.read_text("utf-8").splitlines()
+        for k, split in enumerate(("train", "dev", "test")):
+            part = lines[100 * k : 100 * (k + 1)]
+            (literature / f"{split}.{i}").write_text("\n".join(part) + "\n")
+    words = "the was a good bad it".split()
+    vectors = WordVectors({word: [float(i % 3 - 1), 1.0 + i % 5] for i, word in enumerate(words)})
+    vectors.save(str(tmp_path / "runs" / "glove_300d"))
+    monkeypatch.setitem(workplace, "glove-6b-50d", str(tmp_path / "runs" / "glove_300d"))
+    monkeypatch.setenv("CTRLREWARD_DATA", str(folder))
+    monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end, unlike the command line's own
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "job",
+    [pytest.param(j, marks=[] if j[-1].stem in QUICK else pytest.mark.soak) for j in JOBS],
+    ids=lambda job: job[-1].stem,
+)
+def test_a_job_trains(job: list[Path], data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(command: list[str], check: bool) -> None:
+        assert command[1:4] == ["-m", "ctrlreward", "train"]
+        config = Path(command[command.index("--config") + 1])
+        main([*command[3:], *OPTIONS.get(config.stem, [])])
+
+    monkeypatch.setattr(trained_first.subprocess, "run", train)
+    files = [part for path in job for part in ("--config", str(path))]
+    options = ["--values.model", "m7"] if len(job) == 2 else OPTIONS.get(job[0].stem, [])
+    main(["train", *files, *options, "--smoke"])
+    wandb.finish()
+    roots = [path for path in data.glob("*-smoke-*") if (path / "metrics.jsonl").is_file()]
+    assert roots
+    assert all(JsonLog(root / "metrics.jsonl").read() for root in roots)
