@@ -36,14 +36,6 @@ def model(tiny_llama: Callable[[str], str]) -> str:
     return tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
 
 
-def test_every_prefix_with_every_label() -> None:
-    twice = ["The food", "The food", "A {dog}", "A {dog}"]
-    labels = LABELS * 2
-    prompts = [f"A {label} review: {text}" for label, text in zip(labels, twice, strict=True)]
-    expected = Samples(twice, prefixes=twice, labels=labels, prompts=prompts, groups=twice)
-    assert build_prompts(["The food", "A {dog}"], LABELS, TEMPLATE) == expected
-
-
 def test_every_prefix_with_every_combination_of_labels() -> None:
     labels = {"sentiment": LABELS, "topic": ["food", "travel"]}
     samples = build_prompts(["Now"], labels, "A {sentiment} text about {topic}: {prefix}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -62,11 +61,3 @@ def test_as_the_classifier_of_an_attribute(encoder: str, caplog: pytest.LogCaptu
     assert "texts[8]" in caplog.text
     with pytest.raises(ValueError, match="'glad'"):
         Accuracy(model, attribute="mood").check_samples(samples)
-
-
-def test_a_copy_for_another_process_loads_its_own_encoder(encoder: str) -> None:
-    model = LabelDescriptions(DESCRIPTIONS, encoder)
-    before = model.probabilities(TEXTS)
-    copy = pickle.loads(pickle.dumps(model))
-    assert not [name for name in vars(copy) if name.startswith("_")]
-    np.testing.assert_array_equal(copy.probabilities(TEXTS), before)

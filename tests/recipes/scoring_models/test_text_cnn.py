@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from lightning_choice import quiet_trainer
 from safetensors.torch import load_file
 from scoring_recipes import overrides, written
@@ -24,7 +21,6 @@ from ctrlreward.recipes.scoring_models.text_cnn import (
     TextCNNClassifier,
     TextCNNConfig,
     TextCNNTrainer,
-    frequent_words,
     save_text_cnn,
 )
 
@@ -216,14 +212,6 @@ def test_equals_one_text_at_a_time(
     np.testing.assert_allclose(values, [by_hand(folder, text) for text in TEXTS], atol=1e-5)
     np.testing.assert_allclose(values.sum(axis=1), 1, atol=1e-9)
     assert values.std(axis=0).min() > 0.01  # the texts are told apart
-
-
-@given(st.lists(st.lists(st.sampled_from("abCd")).map(" ".join)), st.integers(1, 4))
-def test_frequent_words_equal_brute_force(texts: list[str], least: int) -> None:
-    counts = Counter(" ".join(texts).lower().split())
-    words = frequent_words(texts, least)
-    assert set(words) == {word for word, count in counts.items() if count >= least}
-    assert [counts[w] for w in words] == sorted((counts[w] for w in words), reverse=True)
 
 
 def test_a_scorer_is_built_before_its_model_is_trained(tmp_path: Path) -> None:

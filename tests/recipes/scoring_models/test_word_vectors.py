@@ -78,12 +78,6 @@ def test_the_mean_itself_is_nan() -> None:
         CentredVectors(WordVectors(VECTORS), ["lake"])
 
 
-def test_equal_calls_share_one_object(files: None) -> None:
-    first = sentence_vectors(["corpus"], vectors="vectors")
-    assert sentence_vectors(("corpus",), (), "vectors") is first
-    assert sentence_vectors(["corpus"], vectors="vectors", centred=False) is not first
-
-
 FUNCTION = "ctrlreward.recipes.scoring_models.word_vectors.sentence_vectors"
 OPTIONS = {"corpus": ["corpus"], "vectors": "vectors"}
 

@@ -1,18 +1,14 @@
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning_choice import quiet_trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
 from transformers import PreTrainedTokenizerFast
 
 from ctrlreward.recipes.papers.textual_transfer.data import (
@@ -164,60 +160,6 @@ def test_paraphrases_come_in_batches_of_their_own(folder: Path) -> None:
             assert 1 <= len(sides[0]) <= 4
             seen |= set(zip(*sides, strict=True))
     assert seen == set(known)
-
-
-# Resumed runs
-
-
-class Recorder(pl.LightningModule):
-    """A module with two manual updates a batch, of which one counts as the global step."""
-
-    def __init__(self, stop_at: int | None = None) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen: list[dict[str, Any]] = []
-        self.stop_at = stop_at
-
-    def training_step(self, batch: TransferBatch, batch_idx: int) -> None:
-        if self.trainer.global_step == self.stop_at:
-            raise InterruptedError
-        self.seen.append({"epoch": self.current_epoch, **as_lists(batch)})
-        self.optimizers().step()
-
-    def validation_step(self, batch: object, batch_idx: int) -> None: ...
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def trained(folder: Path, module: Recorder, checkpoint: str | None = None, **save: Any) -> None:
-    saver = ModelCheckpoint(folder / "checkpoints", save_last=True, **save)
-    limits = {"max_epochs": 3, "val_check_interval": 0.5, "num_sanity_val_steps": 0}
-    trainer = quiet_trainer(enable_checkpointing=True, callbacks=[saver], **limits)
-    trainer.fit(module, sentences_of(folder), ckpt_path=checkpoint, weights_only=True)
-
-
-@pytest.mark.parametrize("stop_at", [1, 3, 4, 7])
-@pytest.mark.parametrize("save", [{"every_n_train_steps": 1}, {"save_on_train_epoch_end": False}])
-def test_a_run_killed_in_an_epoch_goes_on_with_its_batches(
-    folder: Path, save: dict[str, Any], stop_at: int
-) -> None:
-    """Saved after each batch, or at the validations in the middle and at the end of an epoch."""
-    uncut, killed, resumed = Recorder(), Recorder(stop_at), Recorder()
-    trained(folder, uncut, **save)
-    assert len(uncut.seen) == 12
-    for file in (folder / "checkpoints").iterdir():
-        file.unlink()
-    with pytest.raises(InterruptedError):
-        trained(folder, killed, **save)
-    saved = folder / "checkpoints" / "last.ckpt"
-    kept = stop_at if "every_n_train_steps" in save else stop_at - stop_at % 2
-    assert saved.exists() == (kept > 0)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*not resumable.*")
-        trained(folder, resumed, str(saved) if kept else None, **save)
-    assert killed.seen[:kept] + resumed.seen == uncut.seen
 
 
 # Vocabularies

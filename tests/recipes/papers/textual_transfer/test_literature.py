@@ -62,19 +62,6 @@ def test_every_sentence_is_written_once_or_counted(files, tmp_path: Path) -> Non
     assert "-person- of the a house went to a again ." in chain.from_iterable(written.values())
 
 
-def test_a_seed_fixes_the_split_and_other_files_stay(files, tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("first", "again", "other")]
-    for folder, seed in zip(folders, (0, 0, 1), strict=True):
-        write_literature(files, str(folder), dev=2, test=2, seed=seed)
-    first, again, other = map(read, folders)
-    assert first == again != other
-    assert sorted(chain(*first.values())) == sorted(chain(*other.values()))
-    (folders[0] / "report.json").unlink()
-    with pytest.raises(ValueError, match="folder"):
-        write_literature(files, str(folders[0]), dev=2, test=2, seed=1)
-    assert read(folders[0]) == first
-
-
 def configuration(name: str) -> Any:
     return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
 
@@ -202,10 +189,3 @@ def test_capital_letters_tell_names() -> None:
         "House by house, they saw -PERSON-.",
     ]
     assert replace_names([]) == []
-
-
-def test_a_word_that_is_also_a_small_one_is_no_name() -> None:
-    often = ["he saw Rose there." for _ in range(19)]
-    small = "a rose there."
-    assert replace_names([*often, "he saw Rose there.", small])[0] == "he saw -PERSON- there."
-    assert replace_names([*often, small])[0] == "he saw Rose there."

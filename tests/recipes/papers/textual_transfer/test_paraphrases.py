@@ -5,8 +5,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ctrlreward.recipes.papers.textual_transfer.paraphrases import paraphrase_pairs, rewrite
 
@@ -59,14 +57,6 @@ def test_pairs_of_which_one_contains_the_other_are_left_out(file: Path) -> None:
 )  # fmt: skip
 def test_rules(text: str, rewritten: str) -> None:
     assert rewrite(text, random.Random(0)) == rewritten
-
-
-@given(st.lists(st.sampled_from("i you it am 'm not n't do ca will wo 's is a an great this place "
-                                "the very much , but and . !".split()), max_size=12))  # fmt: skip
-def test_any_words_can_be_rewritten(words: list[str]) -> None:
-    found = rewrite(" ".join(words), random.Random(0))
-    assert found == " ".join(found.split())
-    assert bool(found) == bool(words)
 
 
 @pytest.fixture(scope="module")

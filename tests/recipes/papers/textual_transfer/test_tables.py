@@ -29,7 +29,6 @@ from ctrlreward.recipes.papers.textual_transfer.tables import (
     read_references,
     read_run,
     reference_bleu,
-    report,
 )
 from ctrlreward.recipes.scoring_models.text_cnn import (
     TextCNN,
@@ -263,14 +262,6 @@ def test_the_tables_have_each_run_beside_the_paper(tmp_path: Path, capsys: Any) 
     assert "m2, copying, , 0.800, 0.700, 20.0, , 31.3, 31.4 (0.024)".split(", ") in lines
     assert ["m0", "4", "-1.00", "+1.00", "+1.00"] in [line[:5] for line in lines]
     assert (tmp_path / "paths.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_runs_have_the_table_of_their_corpus(tmp_path: Path) -> None:
-    for corpus in ("literature", "yelp"):
-        write_run(tmp_path / corpus / "m2", BETTER)
-    text = report([read_run(tmp_path / name / "m2") for name in ("literature", "yelp")], 0.8)
-    for gm in (PUBLISHED["table_3"]["M2"][-1], PUBLISHED["table_2"]["M2"][-1]):
-        assert f"{gm:.1f} |" in text
 
 
 def test_the_common_accuracy_is_one_that_all_runs_come_near(tmp_path: Path) -> None:

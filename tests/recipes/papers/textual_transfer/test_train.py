@@ -297,19 +297,3 @@ def test_language_models_are_trained_once(
     data.sentences["good"].reverse()
     StyleModels(str(tmp_path / "m"), **tiny, seed=1).trained(data)
     assert trained_for[3:] == ["bad", "good", "good"]
-
-
-def test_the_best_epoch_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = data_of(folder)
-    data.setup("fit")
-    weights: list[torch.Tensor] = []
-    perplexities = iter([3.0, 2.0, 2.5])
-
-    def perplexity(model: StyleLanguageModel, rows: object) -> float:
-        weights.append(weights_of(model).detach().clone())
-        return next(perplexities)
-
-    monkeypatch.setattr(StyleLanguageModel, "perplexity", perplexity)
-    found, best = StyleModels(embedding_size=3, width=4, epochs=5)._train(data, "bad")
-    assert best == 2.0
-    assert torch.equal(torch.cat([value.flatten() for value in found.values()]), weights[1])
