@@ -48,8 +48,8 @@ def data(
 ) -> Path:
     """Beginnings of the data sets, and of those that the tests' data lack, with tiny vectors."""
     folder = tmp_path / "data"
-    for path in data_dir.rglob("*"):
-        if path.is_file() and path.suffix not in (".md", ".json"):
+    for name in ("yelp_shen/sentiment.*", "li2018/*.[01]", "wikitext2/*.txt"):
+        for path in data_dir.glob(name):
             copy = folder / path.relative_to(data_dir)
             copy.parent.mkdir(parents=True, exist_ok=True)
             with open(path, encoding="utf-8") as lines:
