@@ -92,10 +92,7 @@ class PromptBatches(pl.LightningDataModule):
         self, batch_size: int, steps: int, seed: int, models: Sequence[TrainedFirst] = ()
     ) -> None:
         super().__init__()
-        self.batch_size = batch_size
-        self.steps = steps
-        self.seed = seed
-        self.models = models
+        self.batch_size, self.steps, self.seed, self.models = batch_size, steps, seed, models
 
     def read_prompts(self) -> Samples:
         """Return all prompts."""

@@ -78,7 +78,7 @@ def test_the_demo_builds_trainer_model_and_data() -> None:
 
 @pytest.mark.usefixtures("nothing_loaded")
 def test_configuration_keys_are_options() -> None:
-    options = ["--model.objective.beta=0.5", "--trainer.max_steps=7", "--ckpt_path=last"]
+    options = ["--model.beta=0.5", "--trainer.max_steps=7", "--ckpt_path=last"]
     cli = build([str(DEMO), *options])  # `--config` may be left out
     assert (cli.model.beta, cli.trainer.max_steps) == (0.5, 7)
     assert cli.config.ckpt_path == "last"

@@ -37,7 +37,7 @@ OPTIONS = {
     "yelp_warm_up_flan_t5": ["--model.init_args.model=t5"],
     "yelp_flan_t5": ["--model.init_args.model=t5"],
 }
-QUICK = ("sentiment_smollm2", "text_cnn_yelp", "yelp")  # the others by `make soak`
+QUICK = ("sentiment_smollm2", "text_cnn_yelp")  # the others by `make soak`
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,8 +63,10 @@ def data(
         for k, split in enumerate(("train", "dev", "test")):
             part = lines[100 * k : 100 * (k + 1)]
             (literature / f"{split}.{i}").write_text("\n".join(part) + "\n")
-    words = "the was a good bad it".split()
-    vectors = WordVectors({word: [float(i % 3 - 1), 1.0 + i % 5] for i, word in enumerate(words)})
+    words = {word for file in (folder / "yelp_shen").iterdir() for word in file.read_text().split()}
+    vectors = WordVectors(
+        {word: [float(i % 3 - 1), 1.0 + i % 5] for i, word in enumerate(sorted(words))}
+    )
     vectors.save(str(tmp_path / "runs" / "glove_300d"))
     monkeypatch.setitem(workplace, "glove-6b-50d", str(tmp_path / "runs" / "glove_300d"))
     monkeypatch.setenv("CTRLREWARD_DATA", str(folder))
