@@ -198,43 +198,6 @@ def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0
     )
 
 
-class BestOfN(NamedTuple):
-    """A proxy's choice among n completions: its mean proxy, and its mean held-out score.
-
-    `kl` is the KL divergence of the chosen text from the policy, log n - (n - 1) / n, in nats.
-    """
-
-    n: int
-    kl: float
-    proxy: float
-    held_out: float
-
-
-def best_of_n_curve(proxy: Scores, held_out: Scores) -> list[BestOfN]:
-    """Return the held-out score of the best of 1, 2, …, m completions by the proxy.
-
-    The expectation over all choices of n of a prompt's m completions is exact: the i-th lowest of m
-    is the best of n with probability C(i - 1, n - 1) / C(m, n).
-
-    Args:
-        proxy: Scores by which a completion is chosen, higher is better, shape (prompts, m).
-        held_out: Scores of the same completions, higher is better, shape (prompts, m).
-
-    Examples:
-        >>> [round(each.held_out, 2) for each in best_of_n_curve(np.eye(2), np.eye(2))]
-        [0.5, 1.0]
-    """
-    order = np.argsort(proxy, axis=1, kind="stable")
-    chosen, judged = (np.take_along_axis(each, order, axis=1) for each in (proxy, held_out))
-    m = chosen.shape[1]
-    curve = []
-    for n in range(1, m + 1):
-        weights = np.array([math.comb(i, n - 1) for i in range(m)]) / math.comb(m, n)
-        values = [float((each @ weights).mean()) for each in (chosen, judged)]
-        curve.append(BestOfN(n, math.log(n) - (n - 1) / n, *values))
-    return curve
-
-
 def _rows(samples: Samples, draw: random.Random) -> list[Sample]:
     completions = [text.strip() for text in samples.completions]
     prompts = samples.prompts or samples.prefixes or samples.texts

@@ -8,26 +8,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import numpy as np
 from rich.table import Table
 
 from ctrlreward.arguments import positive
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.reward_file import load_reward
-from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
+from ctrlreward.command_line.terminal import plain_console, user_errors
 from ctrlreward.files import json_text
 from ctrlreward.models.passages import passages
-from ctrlreward.preferences.candidates import rows_by_prompt
-from ctrlreward.probing.examination import (
-    TOTAL,
-    BestOfN,
-    Examination,
-    best_of_n_curve,
-    examine,
-)
-from ctrlreward.reward import AnyReward
+from ctrlreward.probing.examination import TOTAL, Examination, examine
 from ctrlreward.samples import MissingColumn, Samples
-from ctrlreward.scorers.base import Scores
 from ctrlreward.tables.columns import Columns, to_samples
 from ctrlreward.tables.rows import read_placed
 
@@ -43,7 +33,7 @@ degenerate version, 0 if none."""
 _EXAMPLES = (
     "ctrlreward probe reward.yaml --texts validation.jsonl",
     "ctrlreward probe rewards.py:format_reward",
-    "ctrlreward probe reward.yaml --texts completions.jsonl --held_out judge.yaml --json",
+    "ctrlreward probe reward.yaml --texts validation.jsonl --json",
 )
 
 
@@ -54,7 +44,6 @@ def run(arguments: list[str]) -> None:
     with user_errors():
         positive("count", options.count)
         reward = load_reward(options.reward, options.device)
-        judge = load_reward(options.held_out, options.device) if options.held_out else None
         samples = read_texts(options.texts, options.labels, options.count, options.columns)
         try:
             found = examine(reward, samples)
@@ -64,18 +53,16 @@ def run(arguments: list[str]) -> None:
                 f"{error.reader} needs the column {error.column!r}. Pass --texts FILE with it"
                 f"{labels}."
             ) from None
-        judged = judge_best_of_n(reward, judge, samples) if judge else None
     if options.json:
         content = {
             "gamed": [finding.probe for finding in found.gamed],
             "blind": [finding.probe for finding in found.blind],
             "probes": [asdict(finding) for finding in found.findings],
             "length_correlation": found.length_correlation,
-            **({"best_of_n": judged} if judged else {}),
         }
         print(json_text(content), end="")
     else:
-        print_examination(found, judged)
+        print_examination(found)
     if found.gamed:
         raise SystemExit(1)
 
@@ -98,26 +85,7 @@ def read_texts(
     return Samples([passage.text for passage in chosen], **same, labels=named)
 
 
-def judge_best_of_n(reward: AnyReward, judge: AnyReward, samples: Samples) -> list[BestOfN]:
-    """Return the curve of `best_of_n_curve`.
-
-    Raises a ValueError unless each prompt has the same number of completions, two or more.
-    """
-    rows = rows_by_prompt(samples.groups or samples.prompts or samples.prefixes or ())
-    sizes = {len(each) for each in rows}
-    if len(sizes) != 1 or sizes == {1}:
-        raise ValueError(
-            "--held_out needs the same number of completions, two or more, of each prompt: --texts "
-            f"has {', '.join(map(str, sorted(sizes))) or 'no prompts'}"
-        )
-    totals: list[Scores] = [each(samples).total[rows] for each in (reward, judge)]
-    kept = np.isfinite(totals).all(axis=(0, 2))
-    if not kept.any():
-        raise ValueError("each prompt has a completion without a reward")
-    return best_of_n_curve(*(total[kept] for total in totals))
-
-
-def print_examination(found: Examination, judged: Sequence[BestOfN] | None) -> None:
+def print_examination(found: Examination) -> None:
     """Print the tables."""
     console = plain_console(None if sys.stdout.isatty() else 160)
     components = [name for name in found.length_correlation if name != TOTAL]
@@ -140,12 +108,6 @@ def print_examination(found: Examination, judged: Sequence[BestOfN] | None) -> N
     console.print(table)
     lengths = ", ".join(f"{n} {_signed(r)}" for n, r in found.length_correlation.items())
     console.print(f"rank correlation with the number of words: {lengths}")
-    if judged:
-        headings = ("n", "KL", "reward", "held-out score")
-        table = number_table([], headings, title="best of n by this reward", box=None)
-        for n, kl, proxy, held_out in judged:
-            table.add_row(str(n), f"{kl:.3f}", f"{proxy:.4f}", f"{held_out:.4f}")
-        console.print(table)
     for verdict, which in (("gamed by", found.gamed), ("blind to", found.blind)):
         names = ", ".join(each.probe for each in which) or "none of the probes"
         console.print(f"{verdict}: {names}")
@@ -165,8 +127,6 @@ def _parser() -> CommandParser:
         "reads. Default: 40 built-in passages with a prefix each")  # fmt: skip
     add("--labels", nargs="+", type=str, help="labels of the built-in texts, in turn")
     add("--count", type=int, default=64, help="number of texts to read")
-    add("--held_out", type=str | None, help="reward or judge, as REWARD, of the best of n "
-        "completions of each prompt")  # fmt: skip
     add("--device", type=str | None, help="device of all scorers, such as cuda:1")
     add("--json", action="store_true", help="print all as JSON")
     parser.add_class_arguments(Columns, "columns")

@@ -113,7 +113,6 @@ def files(
     answers = zip(texts[1:], texts, strict=False)
     pairs = [{"prompt": "Tea?", "chosen": a, "rejected": b} for a, b in answers]
     write_jsonl("chosen.jsonl", pairs)
-    write_jsonl("completions.jsonl", [row | {"group": i // 2} for i, row in enumerate(samples)])
     functions = ("format_reward", "politeness")
     count = "(texts): return [t.count('.') for t in texts]\n"
     Path("rewards.py").write_text("".join(f"def {name}{count}" for name in functions))

@@ -1,22 +1,19 @@
-"""Planted weaknesses are found, and what a choice by a proxy is worth."""
+"""Planted weaknesses are found, and what is sound is not blamed."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Sequence
-from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ctrlreward import Reward, Samples
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.models.passages import passages
-from ctrlreward.probing.examination import best_of_n_curve, examine
+from ctrlreward.probing.examination import examine
 
 PASSAGES = passages()[::2]
 SAMPLES = Samples(
@@ -133,20 +130,6 @@ def test_a_component_that_is_better_when_lower_gains_when_it_falls() -> None:
     assert found.length_correlation["words"] == pytest.approx(-1)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**31))
-def test_best_of_n_is_the_mean_over_all_choices(m: int, prompts: int, seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    proxy, held_out = generator.normal(size=(2, prompts, m))
-    for each in best_of_n_curve(proxy, held_out):
-        choices = [
-            (row[list(chosen)].max(), other[max(chosen, key=lambda i: row[i])])
-            for row, other in zip(proxy, held_out, strict=True)
-            for chosen in combinations(range(m), each.n)
-        ]
-        assert (each.proxy, each.held_out) == pytest.approx(np.mean(choices, axis=0))
-
-
 def run(*arguments: str) -> int:
     try:
         main(["probe", *arguments])
@@ -168,12 +151,10 @@ def test_the_command_probes_a_function_of_a_file(tmp_path, capsys) -> None:
         for verb in ("stands on the hill", "was sold last year to a friend")
     ]
     texts.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    judge = f"{rewards}:ends"
-    assert run(f"{rewards}:words", "--texts", str(texts), "--held-out", judge, "--json") == 1
+    assert run(f"{rewards}:words", "--texts", str(texts), "--json") == 1
     result = json.loads(capsys.readouterr().out)
     assert "padded to twice the length" in result["gamed"]
     assert "capitals" in result["blind"]
-    assert [each["held_out"] for each in result["best_of_n"]] == [1.0, 1.0]
     assert run(f"{rewards}:ends") == 0  # the built-in passages
     printed = capsys.readouterr().out
     assert "gamed by: none of the probes" in printed
@@ -199,7 +180,6 @@ def test_texts_have_the_columns_of_score(tmp_path, capsys) -> None:
         (["absent.py:f"], "No such file: absent.py"),
         (["json:dump_all"], "json has no function 'dump_all'"),
         (["json:dumps", "--count", "0"], "count"),
-        (["json:dumps", "--held_out", "absent.py:f"], "No such file: absent.py"),
     ],
 )
 def test_wrong_arguments(arguments, message, capsys) -> None:
