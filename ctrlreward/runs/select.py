@@ -30,8 +30,8 @@ rule would have stopped, and when the alarm would have been raised. Reads the ru
 logs of Lightning, transformers, TRL and verl, and the texts that TRL and verl store, whose
 prompts are compared one by one.
 
-Exit status: 0 if a checkpoint is selected in each run, 1 if none met the constraints, 2 for a
-mistake in the arguments or a file that cannot be read."""
+Exit status: 0 if a checkpoint is selected, 1 if none met the constraints, 2 for a mistake in the
+arguments or a file that cannot be read."""
 
 _EXAMPLES = (
     "ctrlreward select runs/demo --maximise score/sim --subject-to 'score/distinct_2>=0.8'",
@@ -96,27 +96,29 @@ class Selection:
 
 
 def run(arguments: list[str]) -> None:
-    """Read the runs, decide and print."""
+    """Read the run, decide and print."""
     parser = plain_parser("ctrlreward select", _DESCRIPTION, _EXAMPLES)
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or its log")
+    parser.add_argument("run", metavar="RUN", help="folder of a run, or its log")
     parser.add_argument("--checkpoints", metavar="FOLDER", help="if they are not in the run's")
     add_rule_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, also of a script's use")
     options = parser.parse_args(arguments)
     with user_errors():
         check_rule_options(options)
-        if options.checkpoints and len(options.runs) > 1:
-            raise ValueError("--checkpoints is of one RUN")
-        place = Path(options.checkpoints) if options.checkpoints else None
-        runs = [read_stored_run(name, place) for name in options.runs]
+        stored = read_stored_run(
+            options.run, Path(options.checkpoints) if options.checkpoints else None
+        )
         if not (options.maximise or options.minimise or options.pareto or options.guard):
             raise ValueError(
                 "no score is given. Use --maximise KEY, --minimise KEY or --pareto A,B. "
-                f"{runs[0].log} has the keys {_listed(runs[0])}"
+                f"{stored.log} has the keys {_listed(stored)}"
             )
-        selections = [decide(each, run_rules(each, options), on_disk=True) for each in runs]
-        _print(selections, options.json)
-    if any(selection.best is None and selection.selects for selection in selections):
+        selection = decide(stored, run_rules(stored, options), on_disk=True)
+        if options.json:
+            print(json_text(to_json(selection)), end="")
+        else:
+            _print(selection)
+    if selection.best is None and selection.selects:
         raise SystemExit(_NOT_CHOSEN)
 
 
@@ -286,24 +288,17 @@ def _alarm(stored: StoredRun, text: str) -> AlarmRule:
 # Output
 
 
-def _print(selections: Sequence[Selection], as_json: bool) -> None:
-    if as_json:
-        content = [to_json(selection) for selection in selections]
-        print(json_text(content[0] if len(content) == 1 else content), end="")
-        return
+def _print(selection: Selection) -> None:
     console = plain_console()
-    for place, selection in enumerate(selections):
-        if place:
-            console.print()
-        console.print(f"{selection.run.log} ({selection.run.source})", soft_wrap=True)
-        table = number_table([], ["step", *selection.keys], show_edge=False)
-        table.add_column("", overflow="fold")
-        for each in selection.decided:
-            cells = [_cell(each, key) for key in selection.keys]
-            table.add_row(str(each.validation.step), *cells, ", ".join(_events(selection, each)))
-        console.print(table)
-        for line in summary(selection):
-            console.print(line, soft_wrap=True)
+    console.print(f"{selection.run.log} ({selection.run.source})", soft_wrap=True)
+    table = number_table([], ["step", *selection.keys], show_edge=False)
+    table.add_column("", overflow="fold")
+    for each in selection.decided:
+        cells = [_cell(each, key) for key in selection.keys]
+        table.add_row(str(each.validation.step), *cells, ", ".join(_events(selection, each)))
+    console.print(table)
+    for line in summary(selection):
+        console.print(line, soft_wrap=True)
 
 
 def _events(selection: Selection, each: Decided) -> list[str]:

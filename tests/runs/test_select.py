@@ -73,13 +73,6 @@ def test_nothing_meets_the_constraints(folder: Path, select: Any) -> None:
     assert "reward: met at 5 of 5 validations" in out
 
 
-def test_several_runs(folder: Path, select: Any, tmp_path: Path) -> None:
-    (tmp_path / "other.jsonl").write_text('{"step": 1, "reward": 0.5, "acc": 0.1}\n')
-    status, out, _ = select(folder, tmp_path / "other.jsonl", *CONSTRAINED, "--json")
-    assert [each["step"] for each in json.loads(out)] == [30, None]
-    assert status == 1
-
-
 def test_pareto_front(folder: Path, select: Any) -> None:
     status, out, _ = select(folder, "--pareto", "reward:max,acc:max", "--json")
     content = json.loads(out)
