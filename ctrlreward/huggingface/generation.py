@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from transformers import (
     GenerationConfig,
@@ -27,7 +26,7 @@ from ctrlreward.completion import eval_mode, fixed_randomness, generate_across_r
 from ctrlreward.extras import import_extra
 from ctrlreward.files import remove_unfinished
 from ctrlreward.held_out import TABLE, HeldOutScorer, HeldOutScores
-from ctrlreward.huggingface.run_state import PREFIX, RestoresItself, join_state
+from ctrlreward.huggingface.run_state import PREFIX, RestoresItself, Run, join_state
 from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.models.tokenization import before_space
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
@@ -135,17 +134,16 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         if args.eval_strategy == IntervalStrategy.NO:
             log.warning("GenerationScorer scores at evaluations, but eval_strategy is 'no'")
         before = join_state(state, self).setdefault("scores", {})
-        new = {"step": -1, "seen": -1, "evaluations": 0, "by_prompt": {}}
+        new = {"step": -1, "seen": -1, "evaluations": 0}
         self._entry = entry = before.setdefault(self.name, new)
         entry["modes"] = {key: spec.mode for key, spec in self.specs.items()}
         self.settings = self._generator.settings()
         on_rank_zero(lambda: remove_unfinished(self.folder, "step=*"))
         if changed := self.changed_since(entry.get("measured", {})):
-            entry |= {"step": -1, "seen": -1, "by_prompt": {}}
+            entry |= {"step": -1, "seen": -1}
             if state.is_world_process_zero:
                 log.warning(changed)
         entry["measured"] = self.measured
-        self.by_prompt = {key: np.array(table) for key, table in entry["by_prompt"].items()}
         self._training = True
         # A resumed run may evaluate the weights of its checkpoint again (`eval_on_start`).
         start, self._logged = f"{PREFIX}{self.name}/", {}
@@ -176,8 +174,7 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
             if entry["evaluations"] % self.every_n_evaluations == 0:
                 self._logged = self._evaluate(step)
                 entry["step"] = step
-                entry["by_prompt"] = {key: table.tolist() for key, table in self.by_prompt.items()}
-                entry["measure"] = self.measure
+                Run.of(state).evidence[self.name] = step, self.evidence
         shown = self._logged
         searches = state.is_hyper_param_search
         if searches and self.trainer.compute_objective is default_compute_objective:

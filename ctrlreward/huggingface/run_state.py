@@ -1,10 +1,10 @@
 """State of the callbacks in `TrainerState`, and the metrics that the rules read from it.
 
 `TrainerState.stateful_callbacks` is written to the `trainer_state.json` of each checkpoint and
-restored from it. In one entry of it, `GenerationScorer` leaves its scores by prompt, and each rule
-its state, so that callbacks find each other without the trainer and a resumed run decides as an
-uninterrupted one. The entry has the name of a callback's class, as transformers expects. (An
-`ExportableState` would be replaced by a new callback from JSON, without scorers.)
+restored from it. In one entry of it, `GenerationScorer` leaves its counters, and each rule its
+state, so that a resumed run decides as an uninterrupted one. The entry has the name of a callback's
+class, as transformers expects. (An `ExportableState` would be replaced by a new callback from JSON,
+without scorers.) What the callbacks of one training share beyond that is in its `Run`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
 from transformers import TrainerCallback, TrainerState
 
 from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.files import finite_or_none
-from ctrlreward.functional.means import valid_row_means
-from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.scorers.base import Scores
-from ctrlreward.selection.metrics import Snapshot
+from ctrlreward.selection.metrics import Evidence, Snapshot
 
 PREFIX = "eval_"
 _OURS = "ctrlreward"
@@ -65,7 +61,7 @@ def stored(state: TrainerState) -> dict[str, Any]:
 
 
 def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
-    """Return name → `step`, `modes`, `ranges` and `by_prompt` of each `GenerationScorer`."""
+    """Return name → counters and `modes` of each `GenerationScorer`."""
     found: dict[str, dict[str, Any]] = stored(state).get("scores", {})
     return found
 
@@ -74,10 +70,12 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
 class Run:
     """What our callbacks share in one training, and checkpoints do not contain.
 
-    `rules` are the callbacks that decide, by the key of their states.
+    `rules` are the callbacks that decide, by the key of their states; `evidence` is the step of the
+    last scores of each `GenerationScorer`, by its name, and their values by prompt.
     """
 
     rules: dict[str, object] = field(default_factory=dict)
+    evidence: dict[str, tuple[int, Evidence]] = field(default_factory=dict)
     metrics: Mapping[str, float] | None = None  # of the evaluation that the snapshot is of
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(-1, {}, ()))
     added: dict[str, float] = field(default_factory=dict)  # to all snapshots of this step
@@ -93,7 +91,7 @@ class Run:
         if self.metrics is not metrics:
             if self.snapshot.step != state.global_step:
                 self.added = {}
-            own = _snapshot(state, metrics)
+            own = self._snapshot(state, metrics)
             shared = on_rank_zero(lambda: (own.metrics, own.fresh, own.trained))
             # All ranks have the evidence, whose digests do not pickle.
             whole = Snapshot(own.step, shared[0], shared[1], own.evidence, shared[2])
@@ -105,34 +103,32 @@ class Run:
         self.added |= values
         self.snapshot = self.snapshot.having(**values)
 
-
-def _snapshot(state: TrainerState, metrics: Mapping[str, float]) -> Snapshot:
-    """Return the last value of each key; `eval_score/sim` is also `score/sim`."""
-    step = state.global_step
-    logged: dict[str, Any] = {}
-    steps: dict[str, int] = {}  # at which each key was logged last
-    for row in (*cast(list[dict[str, Any]], state.log_history), {**metrics, "step": step}):
-        logged |= row
-        steps |= dict.fromkeys(row, int(row.get("step") or 0))
-    for key in ("step", "epoch"):
-        logged.pop(key, None)
-    values = {key: float(value) for key, value in logged.items() if isinstance(value, int | float)}
-    values |= {key: math.nan for key, value in logged.items() if value is None}
-    evidence: dict[str, Scores] = {}
-    for scored in scorers(state).values():
-        if scored["step"] == step:
-            for key, table in scored["by_prompt"].items():
-                means = valid_row_means(np.array(table, np.float64))
-                evidence[PREFIX + key] = PromptScores(means, scored.get("measure", ""))
-    trained = {key: steps[key] for key in values if not (key.startswith(PREFIX) or key in metrics)}
-    fresh = {key for key in values.keys() - trained if steps[key] == step}
-    for key in [key for key in values if key.startswith(PREFIX)]:
-        name = key.removeprefix(PREFIX)
-        if name not in values and not is_trained(name):
-            values[name] = values[key]
-            fresh |= {name} if key in fresh else set()
-            evidence |= {name: evidence[key]} if key in evidence else {}
-    return Snapshot(step, values, fresh, evidence, trained)
+    def _snapshot(self, state: TrainerState, metrics: Mapping[str, float]) -> Snapshot:
+        """Return the last value of each key; `eval_score/sim` is also `score/sim`."""
+        step = state.global_step
+        logged: dict[str, Any] = {}
+        steps: dict[str, int] = {}  # at which each key was logged last
+        for row in (*cast(list[dict[str, Any]], state.log_history), {**metrics, "step": step}):
+            logged |= row
+            steps |= dict.fromkeys(row, int(row.get("step") or 0))
+        values = {
+            key: math.nan if value is None else float(value)
+            for key, value in logged.items()
+            if isinstance(value, int | float | None) and key not in ("step", "epoch")
+        }
+        scored = [rows for scored_step, rows in self.evidence.values() if scored_step == step]
+        evidence = {PREFIX + key: row for rows in scored for key, row in rows.items()}
+        trained = {
+            key: steps[key] for key in values if not (key.startswith(PREFIX) or key in metrics)
+        }
+        fresh = {key for key in values.keys() - trained if steps[key] == step}
+        for key in [key for key in values if key.startswith(PREFIX)]:
+            name = key.removeprefix(PREFIX)
+            if name not in values and not is_trained(name):
+                values[name] = values[key]
+                fresh |= {name} if key in fresh else set()
+                evidence |= {name: evidence[key]} if key in evidence else {}
+        return Snapshot(step, values, fresh, evidence, trained)
 
 
 def is_trained(key: str) -> bool:
