@@ -38,7 +38,7 @@ def test_the_example_trains_and_logs_its_scores(tmp_path, capsys) -> None:
     logged = [metrics[key] for _, metrics in read_log(run).rows if key in metrics]
 
     epochs = variables["trainer"].current_epoch
-    assert len(logged) == epochs > variables["stopper"].patience
+    assert len(logged) == epochs > variables["stopper"].rule.patience
     assert "'score/attribute_relevance':" in capsys.readouterr().out
     for path, mean in zip(sorted((run / "samples" / "score").iterdir()), logged, strict=True):
         records = [json.loads(line) for line in path.read_text().splitlines()]
