@@ -161,19 +161,20 @@ def read_systems(options: Namespace) -> tuple[Systems, dict[str, Mode], str]:
     if len({*paths}) < len(paths):
         raise ValueError(f"{paths[0]} is named twice")
     tables = dict(zip(names, map(read_placed, paths), strict=True))
+    rows = [row for own, _ in tables.values() for row in own]
+    places = [place for _, own in tables.values() for place in own]
     if options.columns:
         if len(paths) > 1 or options.by:
             raise ValueError("--columns compares two columns of one file, without --by")
-        (rows, places), (first, _) = tables[names[0]], options.columns
         (keys, _), pairing = _pairing([rows, rows], options.id)
         systems = {
             name: {"score": _by_item(keys, number_column(rows, name, places))}
             for name in options.columns
         }
-        mode = direction_of_name(first)
+        mode = direction_of_name(options.columns[0])
         return systems, {"score": mode} if mode else {}, pairing
     if options.by or len(paths) == 1:
-        tables = _by_column(paths[0], *tables[names[0]], options.by, options.systems)
+        tables = _by_column(paths[0], rows, places, options.by, options.systems)
     keys_of, pairing = _pairing([rows for rows, _ in tables.values()], options.id)
     systems = {
         name: {

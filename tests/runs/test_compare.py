@@ -99,6 +99,10 @@ def test_two_of_three_systems(fails: Callable[..., str]) -> None:
     found = compared("s.jsonl", "--by=system", "--systems", "C", "A")["quality"]
     assert list(found["means"]) == ["C", "A"]
     assert found["difference"] == pytest.approx((SYSTEMS["C"] - SYSTEMS["A"]).mean())
+    write("B.jsonl", rows("B"))
+    write("A.jsonl", rows("A"))
+    found = compared("B.jsonl", "A.jsonl", "--by=system")["quality"]  # of both files
+    assert found["difference"] == pytest.approx((SYSTEMS["B"] - SYSTEMS["A"]).mean())
     for column, names in (("system", []), ("prompt", []), ("system", ["--systems", "A", "D"])):
         said = fails("compare", "s.jsonl", "--by", column, *names)
         assert "--systems" in said
