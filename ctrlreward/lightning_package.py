@@ -66,11 +66,9 @@ def is_instance(instance: object, path: str) -> bool:
 
 def averaging_callbacks(trainer: Trainer) -> list[Callback]:
     """Return the `WeightAveraging` callbacks of the trainer, by name: they are new in 2.6."""
-    return [
-        each
-        for each in trainer.callbacks  # type: ignore[attr-defined]
-        if any(base.__name__ == "WeightAveraging" for base in type(each).__mro__)
-    ]
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    name = "WeightAveraging"
+    return [c for c in callbacks if any(base.__name__ == name for base in type(c).__mro__)]
 
 
 def callbacks_of(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
@@ -98,19 +96,16 @@ def check_strategy(trainer: Trainer) -> None:
     if is_instance(strategy, "strategies.DeepSpeedStrategy"):
         raise misconfigured(
             trainer,
-            "the strategy DeepSpeedStrategy splits the model or its optimizer over the ranks, and "
-            "callbacks of ctrlreward cannot gather it. Use ModelParallelStrategy (FSDP2), "
-            "FSDPStrategy, or Trainer(strategy='ddp').",
+            "callbacks cannot gather the model that DeepSpeedStrategy splits. Use "
+            "ModelParallelStrategy (FSDP2), FSDPStrategy, or Trainer(strategy='ddp').",
         )
     if is_instance(strategy, "strategies.ModelParallelStrategy"):
         split = strategy.device_mesh["tensor_parallel"].size()
         if split > 1:
             raise misconfigured(
                 trainer,
-                f"the strategy ModelParallelStrategy splits each layer over {split} ranks, but "
-                "callbacks of ctrlreward need whole layers. Use FSDP alone: "
-                f"ModelParallelStrategy(data_parallel_size={trainer.world_size}, "
-                "tensor_parallel_size=1).",
+                f"ModelParallelStrategy splits each layer over {split} ranks, but callbacks need "
+                "whole layers. Use FSDP alone, with tensor_parallel_size=1.",
             )
 
 
@@ -119,11 +114,8 @@ def check_whole_model(trainer: Trainer) -> None:
     if is_sharded(trainer):
         raise misconfigured(
             trainer,
-            f"the strategy {type(trainer.strategy).__name__} splits the model or its optimizer "
-            "over the ranks, but PolicyTuner generates, learns and writes adapters with the whole "
-            "model. Use Trainer(strategy='ddp'). To save memory, set "
-            "optimizer.gradient_checkpointing or lora.quantization, or use smaller batches with "
-            "accumulate_grad_batches. "
-            "For a model that no device can hold, use a trainer of TRL under FSDP with the "
-            "callbacks of ctrlreward.huggingface.",
+            f"PolicyTuner needs the whole model, which {type(trainer.strategy).__name__} splits. "
+            "Use Trainer(strategy='ddp'). To save memory, set "
+            "optimizer.gradient_checkpointing or lora.quantization. For a model that no device can "
+            "hold, use a trainer of TRL under FSDP with the callbacks of ctrlreward.huggingface.",
         )
