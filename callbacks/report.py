@@ -52,7 +52,8 @@ from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scores, check_columns, score
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import explain_some, read_scored_file, write_scored_samples
-from ctrlreward.selection.best import CHOICES, LAST_STEP
+from ctrlreward.selection.best import LAST_STEP, BestRule
+from ctrlreward.selection.decider import Keeps
 from ctrlreward.sharded_weights import whole_weights
 
 log = logging.getLogger(__name__)
@@ -264,16 +265,20 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def selection_facts(keeper: Any, monitor: str | None, names: Mapping[str, str]) -> dict[str, Any]:
+def selection_facts(
+    keeper: Keeps | None, monitor: str | None, names: Mapping[str, str]
+) -> dict[str, Any]:
     """Return what a checkpoint callback selected and how; `names` are other names of keys."""
-    how = {name: getattr(getattr(keeper, "rule", None), name, None) for name in CHOICES}
-    bounds = getattr(keeper, "constraints", {})
+    rule = keeper.rule if keeper else None
+    best = rule if isinstance(rule, BestRule) else None
+    bounds = best.constraints if best else {}
     return {
         "monitor": monitor and names.get(monitor, monitor),
-        "step": getattr(keeper, "selected_step", None),
+        "step": keeper.selected_step if keeper else None,
         "constraints": {names.get(key, key): list(pair) for key, pair in bounds.items()},
-        **how,
-        "reason": getattr(keeper, "reason", ""),
+        "top_k": best and best.top_k,
+        "level": best and best.level,
+        "reason": keeper.reason if keeper else "",
     }
 
 

@@ -21,7 +21,6 @@ from ctrlreward.selection.metrics import (
     read,
 )
 
-CHOICES = ("top_k", "level")  # settings that a report repeats
 LAST_STEP = "the last step"  # for the checkpoint, in the summary of a run that loaded none
 
 

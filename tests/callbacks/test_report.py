@@ -59,7 +59,8 @@ def compare(fit, counter, noisy, held_out, tmp_path):
         scorer = noisy(values)
         scores = {"v": scorer["value"], "l": scorer["loss"]}
         report = BeforeAfter(scores, TEST, 2, others=others, judges=judges)
-        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
+        bounds = {"score/l": (None, 9.0)}  # which all meet
+        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds)
         module = module or counter()
         callbacks = [GenerationScorer(scores, held_out), *more, keeper, report]
         fit(module, callbacks, **{"max_steps": 5, **options})
@@ -107,7 +108,8 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
     assert report["best_checkpoint"] == str(best)
     chosen = report["selection"]
     assert "at step 3" in chosen.pop("reason")
-    assert chosen == {"monitor": "score/v", "step": 3, "constraints": {}, "top_k": 1, "level": 0.05}
+    assert chosen.pop("constraints") == {"score/l": [None, 9.0]}
+    assert chosen == {"monitor": "score/v", "step": 3, "top_k": 1, "level": 0.05}
     assert report["constraints_met"]
     assert report["directions"]["score/l"] == "min"
     assert report["resolution"]["score/v"]["prompts"] == 4
