@@ -141,6 +141,8 @@ def test_a_missing_metric_is_named(rule: Any, metrics, message) -> None:
         (BestRule, {"top_k": -2}, "top_k must be a count, or -1 to keep all, got -2"),
         (BestRule, {"constraints": {"k": (None, None)}}, r"\['k'\] must be .*, got \(None, None\)"),
         (BestRule, {"constraints": {"k": (1, 0)}}, "None for at most one, got \\(1, 0\\)"),
+        (BestRule, {"constraints": {"k": 0.1}}, r"\['k'\] must be .*, got 0.1"),
+        (StopRule, {"patience": -1}, "patience must be 0 or more, got -1"),
         (ParetoRule, {"metrics": {"x": "max"}}, "two or more keys, got {'x': 'max'}"),
         (ParetoRule, {"metrics": {"x": "max", "y": "up"}}, r"\['y'\] must be 'max' .* got 'up'"),
         (AlarmRule, {"held_out": "x"}, "must be different metrics, got 'x' for both"),
