@@ -288,10 +288,10 @@ def adversarial_losses(
 
     The penalty of eq. 7 bounds the slope of D′, and is not among them.
     """
-    parts = [
-        generator_loss(*map(discriminator, states.of_style(style)), form)
-        for style, discriminator in enumerate(discriminators)
-    ]
+    parts = []
+    for style, discriminator in enumerate(discriminators):
+        real, fake = map(discriminator, states.of_style(style))
+        parts.append(generator_loss(real, fake, form))
     losses = {"adversarial": torch.stack(parts).sum()}
     if critics:
         pairs = [map(critic, states.of_style(style)) for style, critic in enumerate(critics)]
