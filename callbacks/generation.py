@@ -189,7 +189,14 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         log_dir = Path(trainer.log_dir or trainer.default_root_dir)
         self.folder = folder = None if self._trial else log_dir / "samples" / self.name
         if stage == "fit" and folder is not None:
-            on_rank_zero(lambda: remove_unfinished(folder, "step=*"))
+
+            def tidy() -> None:
+                remove_unfinished(folder, "step=*")
+                # A start that was killed before its first checkpoint; another may be writing now.
+                for start in log_dir.parent.glob("version_*"):
+                    remove_unfinished(start / "samples" / self.name, "step=*", older=60.0)
+
+            on_rank_zero(tidy)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -119,10 +120,14 @@ def _put(unfinished: Path, path: Path) -> None:
         unfinished.rename(path)
 
 
-def remove_unfinished(folder: Path, name: str) -> None:
-    """Remove the files and folders that a killed process did not finish; `name` is a pattern."""
+def remove_unfinished(folder: Path, name: str, older: float = 0.0) -> None:
+    """Remove the files and folders that a killed process did not finish; `name` is a pattern.
+
+    Only those that are older than some seconds, where another process may be writing.
+    """
     for leftover in folder.glob(f".{name}.unfinished"):
-        remove(leftover)
+        if time.time() - leftover.lstat().st_mtime >= older:
+            remove(leftover)
 
 
 def parse_json(text: str | bytes, path: Path | str, first_line: int = 1) -> Any:

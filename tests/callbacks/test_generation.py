@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -107,6 +108,20 @@ def test_samples_on_disk_can_be_read_back(fit, counter, curve, watch, tmp_path) 
     assert [record["scores"] for record in records] == [{"v": 0.25, "l": 0.75}] * 3
     failed = json.loads((folder / "step=000002.jsonl").open().readline())
     assert failed["scores"] == {"v": None, "l": None}
+
+
+def test_what_an_earlier_start_left_unfinished_is_removed(
+    fit, counter, curve, watch, tmp_path
+) -> None:
+    """One that was killed before its first checkpoint, by a logger with a folder for each start."""
+    folder = tmp_path / "run" / "version_0" / "samples" / "score"
+    folder.mkdir(parents=True)
+    old, new = (folder / f".step=00000{i}.jsonl.unfinished" for i in (1, 2))
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    fit(counter(), [watch(curve([0.0]), "v")], max_steps=1, logger=CSVLogger(tmp_path, name="run"))
+    assert [path.name for path in folder.iterdir()] == [new.name]  # another run may be writing it
 
 
 # Schedule and side effects
