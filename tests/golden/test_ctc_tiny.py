@@ -55,7 +55,7 @@ def test_other_pickles_are_refused(folders: dict[str, str], tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"has neither _classifier.weight \(D\) nor dense.weight"):
         convert(str(tmp_path / "other"), folders["roberta"], new)
     torch.save({"_classifier.weight": torch.zeros(2, 16)}, tmp_path / "part")
-    with pytest.raises(ValueError, match=r"configuration differ in .* weights: roberta\.em"):
+    with pytest.raises(ValueError, match=r"weights: roberta\.em"):
         convert(str(tmp_path / "part"), folders["roberta"], new)
     torch.save({"_classifier.weight": FOLDER}, tmp_path / "code")
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
