@@ -234,7 +234,7 @@ def test_trl(tiny_llama: Callable[[str], str], tmp_path: Path, kind: str) -> Non
 
 
 def test_a_resumed_run_scores_texts_whose_scores_were_lost(
-    make_trainer: Callable[..., Trainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     def run(steps: int, checkpoint: str | None) -> None:
         trainer = make_trainer(max_steps=steps, save_strategy="steps", save_steps=1)
@@ -243,9 +243,6 @@ def test_a_resumed_run_scores_texts_whose_scores_were_lost(
         trainer.train(resume_from_checkpoint=checkpoint)
 
     run(2, None)
-    printed = capsys.readouterr().out
-    assert "weights after training: the last step\n" in printed
-    assert "best" not in printed
     path = tmp_path / "run" / "before.jsonl"
     texts, _ = read_scored_samples(path)
     write_scored_samples(path, texts, {})  # as a run that was killed while it scored
