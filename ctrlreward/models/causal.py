@@ -165,14 +165,14 @@ class CausalLM(FrozenModel):
         readings = dict(zip(chunks, read_chunks(self.tokenizer, chunks), strict=True))
         wanted = [*dict.fromkeys(chain(*pairs, *(group.targets for group in groups if group.chat)))]
         scored = dict(zip(wanted, read_scored(self.tokenizer, wanted, self._apart), strict=True))
-        for group, context, own in zip(groups, contexts, pairs, strict=True):
+        for group, before, own in zip(groups, contexts, pairs, strict=True):
             sequences = [scored[pair] for pair in own]
-            if group.chat and context:
-                end = readings[context[-1]].ids
+            if group.chat and before:
+                end = readings[before[-1]].ids
                 alone = [scored[target] for target in group.targets]
                 sequences = [*map(partial(_after_chat, end), sequences, alone)]
             start = () if group.chat else self._start
-            ids = np.array([*start, *(i for c in context for i in readings[c].ids)], np.int64)
+            ids = np.array([*start, *(i for c in before for i in readings[c].ids)], np.int64)
             yield ids, sequences, (own, group.chat)
 
     def _chains(self, before: list[int], targets: Sequence[Scored], lengths: list[int]) -> Forest:

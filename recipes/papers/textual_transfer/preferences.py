@@ -248,7 +248,11 @@ def rate(given: Namespace) -> dict[str, Any]:
         module, _, name = path.rpartition(".")
         classifier = getattr(import_module(module), name)(*filter(None, [folder]))
     perplexity = scorers.Perplexity(given.model, score_end=given.score_end)
-    judges = [scorers.Accuracy(classifier), scorers.Similarity(given.similarity), perplexity]
+    judges: list[scorers.Scorer] = [
+        scorers.Accuracy(classifier),
+        scorers.Similarity(given.similarity),
+        perplexity,
+    ]
     components = name_components(judges, None)
     del components["log_likelihood"]  # not an input of GM
     scores = score_parts(components, samples)
