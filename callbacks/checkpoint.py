@@ -8,6 +8,7 @@ from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.selection import BestRule
+from ctrlreward.selection.decider import given_alone
 
 
 class RewardCheckpointMixin(SelectingCheckpointMixin):
@@ -71,9 +72,10 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         trainable_only: bool = False,
         **settings: Any,
     ) -> None:
-        rule = monitor
-        if not isinstance(rule, BestRule):
-            rule = BestRule(rule, mode, save_top_k, **settings)
+        if isinstance(monitor, BestRule):
+            rule = given_alone(monitor, mode, save_top_k != 1, settings)
+        else:
+            rule = BestRule(monitor, mode, save_top_k, **settings)
         leaf = rule.monitor.rsplit("/", 1)[-1]
         super().__init__(
             rule,

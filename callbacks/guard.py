@@ -20,7 +20,7 @@ from ctrlreward.callbacks.monitoring import DecidingMixin, may_stop
 from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of
 from ctrlreward.selection import AlarmRule
 from ctrlreward.selection.alarm import HeldOutMode
-from ctrlreward.selection.decider import Decider
+from ctrlreward.selection.decider import Decider, given_alone
 
 
 class ProxyGuardMixin(DecidingMixin):
@@ -69,9 +69,11 @@ class ProxyGuardMixin(DecidingMixin):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if not isinstance(proxy, AlarmRule):
-            proxy = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, **settings)
-        self.decider = Decider(proxy)
+        if isinstance(proxy, AlarmRule):
+            rule = given_alone(proxy, held_out, proxy_mode, held_out_mode, settings)
+        else:
+            rule = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, **settings)
+        self.decider = Decider(rule)
         self.stop = stop
         self.name = name
         self._warned = False

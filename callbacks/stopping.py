@@ -12,7 +12,7 @@ from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.monitoring import DecidingMixin, may_stop
 from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of, is_instance
 from ctrlreward.selection import StopRule
-from ctrlreward.selection.decider import Decider
+from ctrlreward.selection.decider import Decider, given_alone
 
 
 class RewardEarlyStoppingMixin(DecidingMixin):
@@ -55,7 +55,10 @@ class RewardEarlyStoppingMixin(DecidingMixin):
         **settings: Any,
     ) -> None:
         super().__init__()
-        rule = monitor if isinstance(monitor, StopRule) else StopRule(monitor, mode, **settings)
+        if isinstance(monitor, StopRule):
+            rule = given_alone(monitor, mode, settings)
+        else:
+            rule = StopRule(monitor, mode, **settings)
         self.decider = Decider(rule)
         self.verbose = verbose
 

@@ -7,10 +7,12 @@ not a new validation; and a value counts as new only if it was logged since the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.selection.metrics import ModeOf, Snapshot, Validation
+
+Rule = TypeVar("Rule")
 
 
 def check_declared(keys: Iterable[str], declared: Collection[str]) -> None:
@@ -24,6 +26,13 @@ def check_declared(keys: Iterable[str], declared: Collection[str]) -> None:
         hint = did_you_mean(name, names, f"'{group}/{{}}'".format)
         if key not in declared and hint:
             raise ValueError(f"{key!r} is not a score of this run{hint}")
+
+
+def given_alone(rule: Rule, *settings: object) -> Rule:
+    """Return the rule that a callback was given; a TypeError if with arguments of it, too."""
+    if any(settings):
+        raise TypeError(f"pass a {type(rule).__name__} or its arguments, not both")
+    return rule
 
 
 class Decider:

@@ -198,6 +198,13 @@ def test_a_callback_takes_its_rule_or_its_arguments(fit, counter, curve, held_ou
         (ParetoCheckpoint(front), front),
     ):
         assert callback.rule == rule
+    for build in (
+        lambda: RewardEarlyStopping(stop, patience=9),
+        lambda: RewardCheckpoint(best, "max"),
+        lambda: ProxyGuard(alarm, "score/l"),
+    ):
+        with pytest.raises(TypeError, match="Rule"):
+            build()
     stopper, keeper, guard = RewardEarlyStopping(stop), RewardCheckpoint(best), ProxyGuard(alarm)
     callbacks = [watch(curve(RISES_THEN_FALLS), held_out), stopper, keeper, guard]
     trainer = fit(counter(), callbacks)
