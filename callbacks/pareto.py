@@ -61,7 +61,7 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
 
     def __init__(
         self,
-        metrics: Mapping[str, Mode] | Sequence[str] | ParetoRule,
+        metrics: Mapping[str, str] | Sequence[str] | ParetoRule,
         dirpath: str | None = None,
         save_last: bool = True,
         trainable_only: bool = False,

@@ -356,7 +356,7 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
 
     saves = True
 
-    def __init__(self, metrics: ParetoRule | Mapping[str, Mode] | Sequence[str]) -> None:
+    def __init__(self, metrics: ParetoRule | Mapping[str, str] | Sequence[str]) -> None:
         rule = metrics
         if not isinstance(rule, ParetoRule):
             given: Any = rule if isinstance(rule, Mapping | str) else dict.fromkeys(rule)
