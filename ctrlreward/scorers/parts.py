@@ -47,7 +47,8 @@ def score_parts(
     """Return scores of n samples by name, shape (n,), NaN where they failed; warn of these once.
 
     Scores of single samples are appended to the log about every 5 seconds, and those that it has
-    are not computed again. Others are computed at the end.
+    are not computed again. Equal samples are scored once: in two parts, rounding would tell them
+    apart. Scores of several samples are computed at the end.
 
     Args:
         components: The scores.
@@ -64,12 +65,14 @@ def score_parts(
     pointwise = {name: c for name, c in components.items() if c.scorer.pointwise}
     others = {name: c for name, c in components.items() if name not in pointwise}
     scores = {name: np.full(len(samples), np.nan) for name in components}
+    same = np.array(samples.distinct()[1], np.int64)  # number of each sample among the distinct
+    first = np.unique(same, return_index=True)[1]  # row of each of these
     done = 0
     for record in log.read() if log else ():
         start = done
         for name, values in record.items():
             done = start + len(values)
-            scores[name][start:done] = values
+            scores[name][first[start:done]] = values
     for component in components.values():
         component.scorer.load()  # one may be missing, and another take hours
     failures = Failures()
@@ -90,17 +93,22 @@ def score_parts(
         return found
 
     size = FIRST
-    with track("scoring", len(samples), done=done) as progress:
-        while pointwise and done < len(samples):
-            rows = range(done, min(done + size, len(samples)))
+    with track("scoring", len(first), done=done) as progress:
+        while pointwise and done < len(first):
+            rows = first[done : done + size].tolist()
             began = monotonic()
             with progress.part(len(rows)):
                 found = score_rows(pointwise, rows)
             if log:
                 log.append({name: none_for_nan(v) for name, v in found.scores.items()})
-            done = rows.stop
+            done += len(rows)
             size = int(size * min(4, SECONDS / max(monotonic() - began, 1e-9)))
             size = min(max(size, 1), MOST)
+    for name in pointwise:
+        scores[name] = scores[name][first[same]]
+    for i, row in enumerate(first[same].tolist()):
+        if row in failures:
+            failures.add(i, failures[row])
     members = np.array(corpora if corpora is not None else [""] * len(samples))
     for corpus in dict.fromkeys(members.tolist()) if others else ():
         score_rows(others, np.flatnonzero(members == corpus).tolist())
