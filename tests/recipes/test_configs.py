@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
+import subprocess
 import tempfile
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wandb
@@ -14,16 +15,17 @@ from ctrlreward import WordVectors
 from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import read_config
 from ctrlreward.files import JsonLog
-from ctrlreward.recipes import trained_first
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRANSFER = CONFIGS / "textual_transfer"
 ON_TOP = ("small", "literature", "as_printed", "official")
+# In style_transfer/test_style_transfer.py, as words of a tiny policy have no vectors.
+ELSEWHERE = "yelp_smollm2"
 LINES = 400  # of each file
 JOBS = [
     [path]
     for path in sorted(CONFIGS.rglob("*.yaml"))
-    if path.stem not in ON_TOP and {"extends", "trainer"} & read_config(path).keys()
+    if path.stem not in (*ON_TOP, ELSEWHERE) and {"extends", "trainer"} & read_config(path).keys()
 ]
 JOBS += [[TRANSFER / "yelp.yaml", TRANSFER / f"{name}.yaml"] for name in ON_TOP]
 # Models of the hub, and a card.
@@ -44,7 +46,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def data(
-    workplace: dict[str, str], data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workplace: dict[str, str],
+    tiny_t5: str,
+    data_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """Beginnings of the data sets, and of those that the tests' data lack, with tiny vectors."""
     folder = tmp_path / "data"
@@ -58,8 +64,8 @@ def data(
     literature.mkdir(parents=True)
     for i in (0, 1):
         known = folder / f"yelp_shen/sentiment.test.{i}"
-        shutil.copy(known, known.with_name(f"sentiment.train.{i}"))
         lines = known.read_text("utf-8").splitlines()
+        known.with_name(f"sentiment.train.{i}").write_text("\n".join(lines[300:]) + "\n")
         for k, split in enumerate(("train", "dev", "test")):
             part = lines[100 * k : 100 * (k + 1)]
             (literature / f"{split}.{i}").write_text("\n".join(part) + "\n")
@@ -69,6 +75,7 @@ def data(
     )
     vectors.save(str(tmp_path / "runs" / "glove_300d"))
     monkeypatch.setitem(workplace, "glove-6b-50d", str(tmp_path / "runs" / "glove_300d"))
+    (tmp_path / "t5").symlink_to(tiny_t5)
     monkeypatch.setenv("CTRLREWARD_DATA", str(folder))
     monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end, unlike the command line's own
@@ -82,12 +89,15 @@ def data(
     ids=lambda job: job[-1].stem,
 )
 def test_a_job_trains(job: list[Path], data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(command: list[str], check: bool) -> None:
-        assert command[1:4] == ["-m", "ctrlreward", "train"]
-        config = Path(command[command.index("--config") + 1])
-        main([*command[3:], *OPTIONS.get(config.stem, [])])
+    run = subprocess.run
 
-    monkeypatch.setattr(trained_first.subprocess, "run", train)
+    def train(command: list[str], **options: Any) -> Any:
+        if command[1:4] != ["-m", "ctrlreward", "train"]:
+            return run(command, **options)
+        config = Path(command[command.index("--config") + 1])
+        return main([*command[3:], *OPTIONS.get(config.stem, [])])
+
+    monkeypatch.setattr(subprocess, "run", train)
     files = [part for path in job for part in ("--config", str(path))]
     options = ["--values.model", "m7"] if len(job) == 2 else OPTIONS.get(job[0].stem, [])
     main(["train", *files, *options, "--smoke"])
