@@ -35,6 +35,7 @@ class Decided(NamedTuple):
 
     Examples:
         >>> from ctrlreward.selection import BestRule
+        >>> from ctrlreward.selection.metrics import Snapshot
         >>> (decided,) = RunRules(BestRule("acc")).replay([Snapshot(10, {"acc": 0.5}, {"acc"})])
         >>> decided.best
         10

@@ -33,6 +33,7 @@ def corrupt(kind: Kind, sentences: list[str], foreign: str, draw: random.Random)
         draw: Random numbers.
 
     Examples:
+        >>> import random
         >>> draw = random.Random(0)
         >>> corrupt("shuffled", ["One.", "Two."], "", draw)
         ['Two.', 'One.']

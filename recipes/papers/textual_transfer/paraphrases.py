@@ -130,6 +130,7 @@ def rewrite(text: str, draws: random.Random) -> str:
     taken. A text to which none applies is returned unchanged.
 
     Examples:
+        >>> import random
         >>> rewrite("we did n't wait and the staff was very nice .", random.Random(0))
         'the team was really pleasant and we did not wait .'
     """
