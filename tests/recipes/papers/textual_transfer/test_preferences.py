@@ -179,7 +179,7 @@ def judged(text: str) -> tuple[float, float, float]:
     return probability, similarity, perplexity
 
 
-class Judge(Scorer):
+class StandIn(Scorer):
     """A scorer of one component."""
 
     def __init__(self, kind: str, score_end: bool = False) -> None:
@@ -208,7 +208,7 @@ def rated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     """Write 24 items by four systems, rated by a noisy GM, and replace the scorers."""
     monkeypatch.chdir(tmp_path)
     for name in SCORES:
-        fake = lambda *_, kind=name, **given: Judge(kind, **given)  # noqa: E731
+        fake = lambda *_, kind=name, **given: StandIn(kind, **given)  # noqa: E731
         monkeypatch.setattr(f"ctrlreward.scorers.{name}", fake)
     random = np.random.default_rng(3)
     table = []
