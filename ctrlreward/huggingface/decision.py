@@ -27,7 +27,7 @@ from ctrlreward.huggingface.run_state import (
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 from ctrlreward.selection.alarm import HeldOutMode
-from ctrlreward.selection.decider import Decider, Decides, Keeps, KeepsFront
+from ctrlreward.selection.decider import Decider, Decides, Keeps, KeepsFront, given_alone
 from ctrlreward.selection.metrics import Bounds, read
 
 log = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class RewardCheckpoint(Keeps, DecisionCallback):
         **settings: Any,
     ) -> None:
         if isinstance(monitor, BestRule):
-            rule = monitor
+            rule = given_alone(monitor, mode, constraints, settings)
         else:
             rule = BestRule(monitor, mode, constraints=constraints or {}, **settings)
         super().__init__(rule.monitor, rule)
@@ -396,7 +396,10 @@ class RewardEarlyStopping(DecisionCallback):
         mode: Mode | None = None,
         **settings: Any,
     ) -> None:
-        rule = monitor if isinstance(monitor, StopRule) else StopRule(monitor, mode, **settings)
+        if isinstance(monitor, StopRule):
+            rule = given_alone(monitor, mode, settings)
+        else:
+            rule = StopRule(monitor, mode, **settings)
         super().__init__(rule.monitor, rule)
 
     def resume(self) -> bool:
@@ -446,7 +449,7 @@ class ProxyGuard(DecisionCallback):
         **settings: Any,
     ) -> None:
         if isinstance(proxy, AlarmRule):
-            rule = proxy
+            rule = given_alone(proxy, held_out, proxy_mode, held_out_mode, settings)
         else:
             rule = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, **settings)
         super().__init__(name, rule)

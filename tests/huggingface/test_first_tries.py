@@ -21,6 +21,7 @@ from ctrlreward.huggingface import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
+from ctrlreward.selection import AlarmRule, BestRule, StopRule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -202,3 +203,16 @@ def test_callbacks_of_a_trainer_that_makes_them_itself(
     trainer.train()
     assert len([row for row in trainer.state.log_history if "eval_score/a" in row]) == 4
     assert trainer.state.best_model_checkpoint == f"{trainer.args.output_dir}/checkpoint-1"
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        lambda: RewardEarlyStopping(StopRule("score/a"), patience=2),
+        lambda: RewardCheckpoint(BestRule("score/a"), constraints={"score/b": (0, None)}),
+        lambda: ProxyGuard(AlarmRule("score/a", "score/b"), held_out="score/c"),
+    ],
+)
+def test_a_rule_and_arguments_of_it_are_refused(callback: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match="Rule"):
+        callback()
