@@ -40,6 +40,7 @@ from ctrlreward.progress import track
 from ctrlreward.recipes.text_files import (
     WORD,
     matching_key,
+    plain_marks,
     read_held_out,
     read_lines,
     sample_texts,
@@ -352,33 +353,14 @@ _NAME = r"[A-Z]\w*(?:['’\-]\w+)*"
 # Units of replacement: names in a row, a number, or a word.
 _UNIT = re.compile(rf"{_NAME}(?: {_NAME})*|\d[\d,.]*\d|{WORD.pattern}")
 
-# Marks as WikiText and novels have them, in the order of their normalization. Apostrophes that
-# begin a word: 'em, 'tis, 'twas, 's.
-_CLITIC = r"(?:[Ee]m|[Tt]is|[Tt]w\w+|[Uu]n|[Uu]d|ll|s|d|re|ve|m)\b"
-_MARKS = [
-    (re.compile(r" ?@([-,.])@ ?"), r"\1"),
-    (re.compile(r"[“”]|``|''"), '"'),
-    (re.compile(r"[‘’]"), "'"),
-    (re.compile(r"--+|[–—]"), " - "),
-    (re.compile(r"\b_|_\b"), ""),
-    (re.compile(r"\s+"), " "),
-    (re.compile(r"(?<!\S)\" ([^\"]*) \"(?!\S)"), r'"\1"'),
-    (re.compile(r" ([.,!?;:])(?![^\s\"])"), r"\1"),
-    # Single quotation marks, but neither apostrophes nor clitics.
-    (re.compile(r"(?<=[.,!?;:…-])'(?!\w)"), '"'),
-    (re.compile(rf"(?<![\w'])'(?!{_CLITIC})(?=\w)"), '"'),
-]
-
 
 def paragraphs(text: str) -> Iterator[str]:
     """Yield the paragraphs of running text between empty lines and headings (`= title =`)."""
     lines = (line.strip() for line in re.sub(r"\s*<unk>", "", text).split("\n"))
     for breaks, group in groupby(lines, lambda line: not line or line[0] == line[-1] == "="):
-        paragraph = "" if breaks else " ".join(group)
-        for pattern, replacement in _MARKS:
-            paragraph = pattern.sub(replacement, paragraph)
-        if paragraph.strip():
-            yield paragraph.strip()
+        paragraph = "" if breaks else plain_marks(" ".join(group))
+        if paragraph:
+            yield paragraph
 
 
 def read_passages(

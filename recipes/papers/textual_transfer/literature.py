@@ -21,7 +21,7 @@ from jsonargparse import ArgumentParser
 from ctrlreward.files import json_text, whole_folder, write_whole
 from ctrlreward.models.sentences import find_splitter
 from ctrlreward.models.words import separate_words
-from ctrlreward.recipes.text_files import matching_key, read_lines
+from ctrlreward.recipes.text_files import matching_key, plain_marks, read_lines
 
 PERSON, LOCATION = "-PERSON-", "-LOCATION-"
 
@@ -35,22 +35,6 @@ _HEADING = re.compile(
 _ENDED = re.compile(r"[.!?…:;*=][\"'”’»)\]]*$")  # a line that a heading may follow
 
 _BROKEN_WORD = re.compile(r"(\w+)-\n\s*(\w+)")
-# Marks as books and WikiText have them, in the order of their normalization. Apostrophes that
-# begin a word: 'em, 'tis, 'twas, 's.
-_CLITIC = r"(?:[Ee]m|[Tt]is|[Tt]w\w+|[Uu]n|[Uu]d|ll|s|d|re|ve|m)\b"
-_MARKS = [
-    (re.compile(r" ?@([-,.])@ ?"), r"\1"),
-    (re.compile(r"[“”]|``|''"), '"'),
-    (re.compile(r"[‘’]"), "'"),
-    (re.compile(r"--+|[–—]"), " - "),
-    (re.compile(r"\b_|_\b"), ""),
-    (re.compile(r"\s+"), " "),
-    (re.compile(r"(?<!\S)\" ([^\"]*) \"(?!\S)"), r'"\1"'),
-    (re.compile(r" ([.,!?;:])(?![^\s\"])"), r"\1"),
-    # Single quotation marks, but neither apostrophes nor clitics.
-    (re.compile(r"(?<=[.,!?;:…-])'(?!\w)"), '"'),
-    (re.compile(rf"(?<![\w'])'(?!{_CLITIC})(?=\w)"), '"'),
-]
 
 _TITLES = "Mr|Mrs|Miss|Ms|Master|Mister|Dr|Doctor|Sir|Lady|Lord|Captain|Colonel|Uncle|Aunt"
 _CAPITAL = r"[A-Z][a-z]\w*(?:-\w+)*"
@@ -185,9 +169,7 @@ def split_paragraphs(text: str) -> list[str]:
         return first + ("" if (first + second).lower() in words else "-") + second
 
     paragraphs = _paragraphs(_BROKEN_WORD.sub(joined, text).split("\n"))
-    for pattern, replacement in _MARKS:
-        paragraphs = [pattern.sub(replacement, paragraph) for paragraph in paragraphs]
-    return list(filter(None, map(str.strip, paragraphs)))
+    return list(filter(None, map(plain_marks, paragraphs)))
 
 
 def replace_names(sentences: Sequence[str]) -> list[str]:
