@@ -46,7 +46,7 @@ module = Writer()
 train_loader, validation_loader = module.train_dataloader(), module.val_dataloader()
 train = validation = rows
 """,
-    "other_trainers.md": """
+    "training.md": """
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from ctrlreward.models.sources import resolve
@@ -164,18 +164,18 @@ def verl(patch: pytest.MonkeyPatch) -> None:
 def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest) -> None:
     """Put the files in place that a page's blocks read, and shrink what they start."""
     patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
-    if page in ("README.md", "other_trainers.md"):
+    if page in ("README.md", "training.md"):
         link("HuggingFaceTB/SmolLM2-135M", small["smollm2-135m"])
         small_grpo(patch)
-    if page == "other_trainers.md":
+    if page == "training.md":
         verl(patch)
     if page == "recipes.md":
         the_demos_result(small)
-    if page == "textual_transfer.md":
         Path("glove.6B.300d.txt").write_text("soup 0.5 1.0\nwarm 1.0 0.25\n")
         folders = save_judges(Path("judges"), ("food", "good"))
         link("runs/text_cnn_yelp/model", str(Path(folders["text_cnn"]).resolve()))
-    if page == "reward_models.md":
+    if page == "scorers.md":
+        tiny_data(patch, small)
         link("HuggingFaceTB/SmolLM2-135M", small["smollm2-135m"])
         small_reward_model(patch)
         Path("politeness.yaml").write_text(yaml_block(page, "answers"))
@@ -184,8 +184,6 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         address = server.__enter__().address
         request.addfinalizer(lambda: server.__exit__(None, None, None))
         patch.setattr("ctrlreward.scorers.judge.check_address", lambda *_: address)
-    if page == "scorers.md":
-        tiny_data(patch, small)
     if page == "training.md":
         Path("runs/own").mkdir(parents=True)
         rows = [{"step": step, "score/coherence": step / 4} for step in (1, 2)]
@@ -208,7 +206,7 @@ def check_readme(names: Mapping[str, Any]) -> None:
     assert Path(trainer.state.best_model_checkpoint).is_dir()
 
 
-def check_other_trainers(names: Mapping[str, Any]) -> None:
+def check_training(names: Mapping[str, Any]) -> None:
     """The rules have decided on the validation of verl's trainer, which has saved nothing."""
     trainer = names["Trainer"]()
     trainer._validate()
@@ -218,5 +216,5 @@ def check_other_trainers(names: Mapping[str, Any]) -> None:
 
 CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "README.md": check_readme,
-    "other_trainers.md": check_other_trainers,
+    "training.md": check_training,
 }
