@@ -36,14 +36,7 @@ def leave_one_out_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def batch_baseline_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Subtract the mean of the batch (REINFORCE with a baseline, Williams 1992), shape (n,).
-
-    `groups` are ignored.
-
-    Examples:
-        >>> batch_baseline_advantages(torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([0, 0, 1]))
-        tensor([-1.,  1.,  0.])
-    """
+    """Subtract the mean of the batch (REINFORCE with a baseline, Williams 1992), shape (n,)."""
     return group_centred_advantages(rewards, torch.zeros_like(groups))
 
 
@@ -62,6 +55,11 @@ def group_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
     return torch.nan_to_num((squares * count / (count - 1).clamp(min=1)).sqrt())
 
 
+def batch_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Return the unbiased deviation of all valid rewards, for each sample; 0 for fewer than two."""
+    return group_deviation(rewards, torch.zeros_like(groups))
+
+
 def decoupled_rewards(
     components: Tensor, weights: Tensor, groups: Tensor, epsilon: float = 1e-4
 ) -> Tensor:
@@ -69,8 +67,7 @@ def decoupled_rewards(
 
     Eqs. 4 and 5: Σ_k w_k (r_k − mean of the group) / (deviation of the group + ε), with components
     r, shape (n, k), and weights w, shape (k,). Eq. 6 is `batch_baseline_advantages` over
-    `batch_deviation`. A sample that lacks a component is NaN, and excluded from the statistics of
-    all components.
+    `batch_deviation`. A sample that lacks a component is NaN, and excluded from all statistics.
 
     Examples:
         >>> r = torch.tensor([[0.0, 10.0], [1.0, 30.0], [1.0, torch.nan]])
@@ -93,22 +90,8 @@ def zero_signal(values: Tensor, groups: Tensor) -> Tensor:
 
     A deviation of at most 1e-8 counts as 0, as in TRL, and so do fewer than two valid values. DAPO
     (Yu et al. 2025, section 3.2) leaves such groups out.
-
-    Examples:
-        >>> zero_signal(torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1]))
-        tensor([ True,  True, False, False])
     """
     return group_deviation(values, groups) <= 1e-8
-
-
-def batch_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Return the unbiased deviation of all valid rewards, for each sample; 0 for fewer than two.
-
-    Examples:
-        >>> batch_deviation(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0, 0, 1]))
-        tensor([1., 1., 1.])
-    """
-    return group_deviation(rewards, torch.zeros_like(groups))
 
 
 def _group_means(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,12 +12,7 @@ Values = npt.NDArray[np.float64]
 
 
 def disagreement(members: Values) -> Values:
-    """Return the population deviation of an ensemble's members, (members, n) → (n,), ≥ 0.
-
-    Examples:
-        >>> disagreement(np.array([[1.0, 2.0], [3.0, 2.0]]))
-        array([1., 0.])
-    """
+    """Return the population deviation of an ensemble's members, (members, n) → (n,), ≥ 0."""
     deviation: Values = members.std(axis=0)
     return deviation
 

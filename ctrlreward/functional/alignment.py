@@ -91,10 +91,6 @@ def relevance(reference: npt.ArrayLike, output: npt.ArrayLike) -> Values:
     Deng et al. (2021), eq. 3. `reference` is r → y (for several references the released package
     takes their mean), `output` is y → x. Float64 of the broadcast shape; higher is better. NaN
     propagates.
-
-    Examples:
-        >>> relevance([1.0, 0.5], [0.6, 0.5])
-        array([0.6 , 0.25])
     """
     return np.asarray(np.multiply(reference, output, dtype=np.float64))
 

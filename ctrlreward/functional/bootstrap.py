@@ -20,12 +20,7 @@ _PIECE = 2_000_000
 
 
 class Estimate(NamedTuple):
-    """A statistic and its confidence interval; NaN where undefined.
-
-    Examples:
-        >>> Estimate(value=0.5, low=0.25, high=0.75).low
-        0.25
-    """
+    """A statistic and its confidence interval; NaN where undefined."""
 
     value: float
     low: float
@@ -77,12 +72,7 @@ def paired_bootstrap(
 
 
 def unless_alike(estimate: Estimate) -> Estimate:
-    """Return an infinite interval if all draws are alike, which says nothing of other clusters.
-
-    Examples:
-        >>> unless_alike(Estimate(value=1.0, low=1.0, high=1.0)).low
-        -inf
-    """
+    """Return an infinite interval if all draws are alike, which says nothing of other clusters."""
     if not math.isclose(estimate.low, estimate.high, rel_tol=1e-9, abs_tol=1e-12):
         return estimate
     return Estimate(estimate.value, -math.inf, math.inf)
@@ -91,12 +81,7 @@ def unless_alike(estimate: Estimate) -> Estimate:
 def clustered_sides(
     before: npt.ArrayLike, after: npt.ArrayLike, clusters: Sequence[Hashable]
 ) -> tuple[list[Floats], Ints]:
-    """Return the scores of both sides, and the cluster of each row, numbered from 0, shape (n,).
-
-    Examples:
-        >>> clustered_sides([1, 2, 3], [4, 5, 6], ["soup", "dog", "soup"])[1]
-        array([0, 1, 0])
-    """
+    """Return the scores of both sides, and the cluster of each row, numbered from 0, shape (n,)."""
     sides = []
     for name, scores in (("before", before), ("after", after)):
         side = np.asarray(scores, dtype=np.float64)
@@ -106,10 +91,7 @@ def clustered_sides(
                 "clusters"
             )
         if np.isnan(side).all() or np.isinf(side).any():
-            raise ValueError(
-                f"{name} has no valid score, or an infinite one, must be finite, NaN for failed "
-                "samples"
-            )
+            raise ValueError(f"{name} must have finite scores, or NaN for some failed samples")
         sides.append(side)
     members = cluster_numbers(clusters)
     if not members.any():
@@ -118,12 +100,7 @@ def clustered_sides(
 
 
 def cluster_numbers(clusters: Sequence[Hashable]) -> Ints:
-    """Return the cluster of each row, numbered from 0 in the order of the first rows, shape (n,).
-
-    Examples:
-        >>> cluster_numbers(["soup", "dog", "soup"])
-        array([0, 1, 0])
-    """
+    """Return the cluster of each row, numbered from 0 as they first appear, shape (n,)."""
     numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
     return np.array([numbers[cluster] for cluster in clusters], dtype=np.int64)
 

@@ -13,32 +13,22 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
 
     Zhao et al., ICML 2021 (https://arxiv.org/abs/2102.09690, section 4). With ℓ_ijk the mean token
     log-probability of the word of label k under evaluator j after the i-th of n reference texts,
-    shape (texts, evaluators, labels), and K labels:
+    shape (texts, evaluators, labels), one or more of each and finite, and K labels:
 
         b_jk = 1/n Σ_i ℓ_ijk − 1/(nK) Σ_i Σ_m ℓ_ijm
 
-    Subtract it from the log-probabilities of a text, ℓ_jk − b_jk. Nats, shape (evaluators, labels);
-    positive for a favoured word. Each row sums to 0.
-
-    Raises:
-        ValueError: `log_probs` is empty, of another shape, or not finite.
+    Subtract it from the log-probabilities of a text. Nats, shape (evaluators, labels); positive for
+    a favoured word. Each row sums to 0. Other arrays raise a ValueError.
 
     Examples:
         >>> label_bias([[[-1.0, -4.0]], [[-2.0, -3.0]]])
         array([[ 1., -1.]])
     """
     values = np.asarray(log_probs, dtype=np.float64)
-    if values.ndim != 3 or not values.size:
+    if values.ndim != 3 or not values.size or not np.isfinite(values).all():
         raise ValueError(
-            "log_probs must have shape (texts, evaluators, labels), one or more of each, got "
-            f"{values.shape}"
-        )
-    wrong = np.argwhere(~np.isfinite(values))
-    if wrong.size:
-        place = ", ".join(map(str, wrong[0]))
-        raise ValueError(
-            f"log_probs[{place}] = {values[tuple(wrong[0])]} is not finite. Leave out reference "
-            "texts that the model can't score."
+            "log_probs must have shape (texts, evaluators, labels), one or more of each, and be "
+            f"finite, got {values.shape} and {(~np.isfinite(values)).sum()} that are not"
         )
     means = values.mean(axis=0)
     return np.asarray(means - means.mean(axis=1, keepdims=True))

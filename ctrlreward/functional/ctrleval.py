@@ -37,12 +37,7 @@ def weighted_mean(scores: Floats, weights: Floats) -> float:
 
 
 def normalize_weights(weights: Floats) -> Floats:
-    """Scale weights to sum to 1, shape (evaluators,); all 0 become equal weights.
-
-    Examples:
-        >>> normalize_weights(np.array([3.0, 1.0]))
-        array([0.75, 0.25])
-    """
+    """Scale weights to sum to 1, shape (evaluators,); all 0 become equal weights."""
     total = weights.sum()
     return weights / total if total > 0 else np.full(weights.shape, 1 / len(weights))
 
@@ -67,10 +62,6 @@ def label_probabilities(log_probs: Floats, weighting: Weighting = "beta") -> Flo
     """Return the attribute relevance of one text for every label, shape (labels,), in [0, 1].
 
     Higher is better; the values sum to 1. `log_probs` are as in `relevance_evaluators`.
-
-    Examples:
-        >>> label_probabilities(np.log([[0.3, 0.1], [0.1, 0.1]])).round(3)
-        array([0.667, 0.333])
     """
     scores, beta = relevance_evaluators(log_probs)
     weights = beta if weighting == "beta" else np.ones_like(beta)

@@ -22,10 +22,8 @@ def distinct_n(
     group. The denominator is the number of tokens for every n, not the number of n-grams. It falls
     with the number of texts and with their length.
 
-    0 to 1; higher is more diverse. Groups without tokens are left out; NaN if no group has any.
-
-    Raises:
-        ValueError: n is less than 1, or the lengths of `groups` and `token_sequences` differ.
+    0 to 1; higher is more diverse. Groups without tokens are left out; NaN if no group has any. A
+    ValueError if n is less than 1, or the lengths differ.
 
     Examples:
         >>> distinct_n([[7, 8], [7, 7]], n=1, groups=["the food", "a dog"])  # (1 + 0.5) / 2
@@ -38,14 +36,7 @@ def distinct_n(
 def distinct_by_group(
     token_sequences: Sequence[Sequence[int]], n: int, groups: Sequence[Hashable] | None = None
 ) -> dict[Hashable, float]:
-    """Return Distinct-n of each group, 0 to 1; NaN for a group without tokens.
-
-    Arguments and errors are as in `distinct_n`.
-
-    Examples:
-        >>> distinct_by_group([[7, 8], [7, 7]], n=1, groups=["the food", "a dog"])
-        {'the food': 1.0, 'a dog': 0.5}
-    """
+    """Return `distinct_n` of each group, 0 to 1; NaN for a group without tokens."""
     check_length(n)
     groups = [None] * len(token_sequences) if groups is None else groups
     if len(groups) != len(token_sequences):
@@ -82,11 +73,7 @@ def repetition(ids: Sequence[Hashable], n: int) -> float:
 
 
 def check_length(n: int) -> None:
-    """Raise a ValueError unless n-grams can have n tokens.
-
-    Examples:
-        >>> check_length(2)
-    """
+    """Raise a ValueError unless n-grams can have n tokens."""
     if n < 1:
         raise ValueError(f"n, the length of the n-grams, must be 1 or more, got {n}")
 

@@ -27,10 +27,6 @@ def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArra
 
     It spans one order of magnitude, where IWF spans as many as the frequencies do. Arguments and
     shapes are as in `inverse_frequency`; no count may exceed |C|.
-
-    Examples:
-        >>> log_inverse_frequency([1, 5, 0], sentences=9).round(3)  # log 10, log 2, never seen
-        array([2.303, 0.693, 0.   ])
     """
     counts = np.asarray(counts, dtype=np.float64)
     occurs = counts > 0

@@ -1,7 +1,8 @@
 """Policy gradients on completions: costs and weights of tokens, KL, masks.
 
 Advantages have shape (n,), one per completion. Log-probabilities and the mask have shape
-(n, tokens). The mask is 1 on a completion's tokens up to and including its end token.
+(n, tokens). The mask is 1 on a completion's tokens up to and including its end token. The loss is
+(weights × costs).sum().
 """
 
 from __future__ import annotations
@@ -9,11 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Cost of each token
-
 
 def score_function(log_probs: Tensor, advantages: Tensor) -> Tensor:
-    """Compute -advantage x log-probability (REINFORCE, Williams 1992), shape (n, tokens).
+    """Compute -advantage x log-probability (REINFORCE, Williams 1992), the cost of each token.
 
     Only valid for tokens sampled from the current policy: there is no ratio to an older one.
 
@@ -22,9 +21,6 @@ def score_function(log_probs: Tensor, advantages: Tensor) -> Tensor:
         tensor([[1., 4.]])
     """
     return -advantages[:, None] * log_probs
-
-
-# Weight of each token: loss = (weights x costs).sum()
 
 
 def sequence_weights(mask: Tensor) -> Tensor:
@@ -41,13 +37,7 @@ def sequence_weights(mask: Tensor) -> Tensor:
 
 
 def token_weights(mask: Tensor) -> Tensor:
-    """Return the weights of the mean over all tokens of the batch (DAPO, eq. 8), (n, tokens).
-
-    Examples:
-        >>> token_weights(torch.tensor([[1, 1, 1], [1, 0, 0]]))
-        tensor([[0.2500, 0.2500, 0.2500],
-                [0.2500, 0.0000, 0.0000]])
-    """
+    """Return the weights of the mean over all tokens of the batch (DAPO, eq. 8), (n, tokens)."""
     return mask / mask.sum().clamp(min=1)
 
 
@@ -55,17 +45,9 @@ def constant_weights(mask: Tensor, length: float) -> Tensor:
     """Return the weights of the mean over completions of the sum over tokens / a constant.
 
     The constant is usually the longest possible completion (Dr. GRPO, Liu et al. 2025); 1 gives the
-    plain sum of REINFORCE.
-
-    Examples:
-        >>> constant_weights(torch.tensor([[1, 1], [1, 0]]), length=4)
-        tensor([[0.1250, 0.1250],
-                [0.1250, 0.0000]])
+    plain sum of REINFORCE. Shape (n, tokens).
     """
     return mask / (len(mask) * length)
-
-
-# KL divergence from a reference, token by token
 
 
 def kl_estimate(log_probs: Tensor, reference: Tensor) -> Tensor:
@@ -80,9 +62,6 @@ def kl_estimate(log_probs: Tensor, reference: Tensor) -> Tensor:
     """
     difference = reference - log_probs
     return difference.expm1() - difference
-
-
-# Masks and shapes
 
 
 def completion_mask(tokens: Tensor, end_tokens: Tensor) -> Tensor:

@@ -8,10 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.functional.bootstrap import Estimate, bootstrap, cluster_numbers
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from ctrlreward.functional.bootstrap import Estimate, Floats, Ints, bootstrap, cluster_numbers
 
 
 class PairAccuracy(NamedTuple):
@@ -22,10 +19,6 @@ class PairAccuracy(NamedTuple):
         higher: Share of these in which the chosen text scores higher, with its 95 % interval.
         ties: Share in which both score the same.
         failed: Number of pairs of which a text could not be scored.
-
-    Examples:
-        >>> pair_accuracy([2.0, 1.0, 0.5], [1.0, 1.0, np.nan]).failed
-        1
     """
 
     pairs: int
@@ -46,10 +39,7 @@ def pair_accuracy(
     `chosen` and `rejected` are scores of the texts of the same pairs, higher is better, NaN where
     scoring failed, shape (n,), and `clusters` such as prompts; None: each pair is its own. The
     interval is Wilson's if each pair is a cluster, or if all clusters have the same share, where n
-    is the number of clusters; else of the bootstrap over clusters.
-
-    Raises:
-        ValueError: The lengths differ.
+    is the number of clusters; else of the bootstrap over clusters. A ValueError if lengths differ.
 
     Examples:
         >>> pair_accuracy([0.9, 0.8, 0.7, 0.1], [0.5, 0.5, 0.5, 0.5]).higher

@@ -42,11 +42,6 @@ def weighted_auc(scores: Floats, positive: Bools, weights: Floats) -> Floats:
 
     where i runs over the positive rows and j over the negative ones. NaN scores are left out; NaN
     for a draw without a valid score on both sides.
-
-    Examples:
-        >>> scores, positive = np.array([0.9, 0.2, 0.3]), np.array([True, True, False])
-        >>> weighted_auc(scores, positive, weights=np.array([[1.0, 1, 1], [1, 1, 0]]))
-        array([0.5, nan])
     """
     order = np.argsort(scores)  # NaN come last
     order = order[: np.count_nonzero(~np.isnan(scores))]
@@ -76,11 +71,6 @@ def paired_auc_bootstrap(
     `positive` is True for the rows that should score higher, shape (n,). The other arguments, the
     draws and the errors are as in `paired_bootstrap`. A draw without a positive or a negative row
     with a valid score is left out; NaN if the data have none.
-
-    Examples:
-        >>> positive, prefixes = [True, False, True, False], ["food", "food", "dog", "dog"]
-        >>> paired_auc_bootstrap([0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.9, 0.2], positive, prefixes)
-        Estimate(value=0.75, low=0.75, high=1.0)
     """
     (first, second), members = clustered_sides(before, after, clusters)
     wanted = _flags(positive, len(clusters))

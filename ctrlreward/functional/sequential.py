@@ -30,10 +30,6 @@ class PromptScores(np.ndarray[Any, np.dtype[np.float64]]):
 
     `prompts` is a digest of the prompts in their order, "" if they are unknown, as in results of
     arithmetic and copies.
-
-    Examples:
-        >>> PromptScores([0.5, 0.25], "3f1c").prompts
-        '3f1c'
     """
 
     prompts: str = ""
@@ -49,10 +45,6 @@ class PairedDifference(NamedTuple):
     """Mean of scores - `minus` over the prompts that both have, with its interval.
 
     The ends are infinite if there are too few prompts for the level.
-
-    Examples:
-        >>> PairedDifference(0.1, low=0.02, high=0.18, prompts=32).distinguishable
-        True
     """
 
     value: float
@@ -67,11 +59,7 @@ class PairedDifference(NamedTuple):
 
 
 def check_level(level: float) -> None:
-    """Raise a ValueError unless 0 < level < 1.
-
-    Examples:
-        >>> check_level(0.05)
-    """
+    """Raise a ValueError unless 0 < level < 1."""
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, got {level}")
 
@@ -81,10 +69,6 @@ def level_of_test(level: float, k: int) -> float:
 
     The levels sum to `level`, in (0, 1), which so bounds the probability of any false rejection in
     the whole run.
-
-    Examples:
-        >>> round(level_of_test(0.05, 1), 4)
-        0.0304
     """
     return level * 6 / (math.pi * k) ** 2
 
@@ -129,12 +113,7 @@ def sign_flip_p_value(differences: npt.ArrayLike) -> float:
 
 
 def two_sided_p_value(differences: npt.ArrayLike) -> float:
-    """Return the two-sided p-value of a sum other than 0, as `sign_flip_p_value`, in (0, 1].
-
-    Examples:
-        >>> two_sided_p_value([0.5, 0.25, 0.25])
-        0.25
-    """
+    """Return the two-sided p-value of a sum other than 0, as `sign_flip_p_value`, in (0, 1]."""
     values = np.asarray(differences, dtype=np.float64)
     sums = np.bincount(np.arange(len(values)) % GROUPS, weights=values)
     return min(1.0, 2 * min(sign_flip_p_value(sums), sign_flip_p_value(-sums)))
@@ -194,10 +173,6 @@ def detectable_difference(
     (t₁₋level/2 + t_power) · s / √n, with the standard deviation s of the prompts' differences
     (Cohen 1988, ch. 2). Infinity with fewer than two prompts that both have. Scores are as in
     `rise_p_value`; level and power refer to a two-sided test, in (0, 1).
-
-    Examples:
-        >>> detectable_difference([0.2, 0.4, 0.6, 0.5], [0.3, 0.4, 0.8, 0.4])
-        0.268...
     """
     differences = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
     valid = differences[np.isfinite(differences)]
@@ -214,10 +189,6 @@ def jackknife_values(whole: float, without: npt.ArrayLike) -> Floats:
 
     n · θ - (n - 1) · θ₍₋ᵢ₎ (Tukey 1958; Efron and Tibshirani 1993, eq. 11.19), where θ is `whole`,
     the figure of all prompts, and θ₍₋ᵢ₎ the figure without prompt i.
-
-    Examples:
-        >>> jackknife_values(2.0, [2.5, 2.0, 1.5])  # the mean of 1, 2 and 3
-        array([1., 2., 3.])
     """
     left_out = np.asarray(without, dtype=np.float64)
     n = len(left_out)

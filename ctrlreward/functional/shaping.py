@@ -38,10 +38,6 @@ def valid_group_means(values: Values, groups: npt.NDArray[np.int64]) -> Values:
     """Return the mean of the values of each one's group that are not NaN, shape (n,).
 
     `groups` are integers from 0, shape (n,).
-
-    Examples:
-        >>> valid_group_means(np.array([1.0, 3.0, np.nan, 5.0]), np.array([0, 0, 0, 1]))
-        array([2., 2., 2., 5.])
     """
     valid = ~np.isnan(values)
     counts = np.bincount(groups, valid)
@@ -73,10 +69,6 @@ def next_multiplier(integral: float, excess: float, rate: float) -> tuple[float,
     max(0, s + excess), with the proportional term of Stooke et al. 2020
     (https://arxiv.org/abs/2007.03964). `integral` is the sum so far, `excess` how far the mean is
     outside the bound, in standard deviations of the score, negative inside, and `rate` > 0.
-
-    Examples:
-        >>> next_multiplier(0.5, excess=2.0, rate=0.25)
-        (1.0, 3.0)
     """
     integral = max(0.0, integral + rate * excess)
     return integral, max(0.0, integral + excess)
@@ -88,10 +80,6 @@ def constrained_rewards(rewards: Values, terms: Sequence[tuple[float, Values]]) 
     Constrained RLHF (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373). `terms` are for each
     bound its multiplier λ ≥ 0, and g, how far each text is on the allowed side of it, in the unit
     of the reward, shape (n,).
-
-    Examples:
-        >>> constrained_rewards(np.array([4.0, 0.0]), [(1.0, np.array([-2.0, 2.0]))])
-        array([1., 1.])
     """
     total = 1 + sum(multiplier for multiplier, _ in terms)
     for multiplier, inside in terms:
@@ -114,12 +102,7 @@ def soft_overlong_punishment(lengths: Values, longest: float, cache: float) -> V
 
 @dataclass(frozen=True)
 class Moments:
-    """Running count, mean and sum of squared differences from the mean.
-
-    Examples:
-        >>> Moments.of(np.array([1.0, 3.0])).merged(Moments.of(np.array([5.0])))
-        Moments(count=3, mean=3.0, squares=8.0)
-    """
+    """Running count, mean and sum of squared differences from the mean."""
 
     count: int = 0
     mean: float = 0.0

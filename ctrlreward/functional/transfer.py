@@ -59,12 +59,7 @@ def adjusted_gm(
 
 
 def checked_thresholds(thresholds: Sequence[float]) -> tuple[float, float, float, float]:
-    """Return t1 to t4, or raise a ValueError if there are not four, or GM would always be 0.
-
-    Examples:
-        >>> checked_thresholds([63, 71, 97, -37])
-        (63.0, 71.0, 97.0, -37.0)
-    """
+    """Return t1 to t4, or raise a ValueError if there are not four, or GM would always be 0."""
     values = tuple(float(value) for value in thresholds)
     if len(values) != 4 or not np.isfinite(values).all() or values[2] <= values[3]:
         must = "must be four finite numbers, t1 to t4, with t3 above t4"
@@ -80,11 +75,6 @@ def gm_of(
     """Return `adjusted_gm` of the scores named accuracy, similarity and perplexity, in this order.
 
     Warns once if most of the perplexities are where GM rises with them.
-
-    Examples:
-        >>> scores = {"style": [0.9], "content": [0.79], "fluency": [70.0]}
-        >>> gm_of(("style", "content", "fluency"), (63, 71, 97, -37), scores).round(3)
-        array([18.])
     """
     accuracy, similarity, perplexity = (scores[name] for name in names)
     _, _, t3, t4 = thresholds
@@ -110,10 +100,6 @@ class SentenceScores(NamedTuple):
         similarity: Cosine with the source, shape (n,), -1 to 1; NaN if failed.
         log_likelihood: Mean token log-probability, shape (n,), 0 or less.
         tokens: Number of tokens, shape (n,); a sentence of 0 or NaN tokens has failed.
-
-    Examples:
-        >>> SentenceScores(np.ones(2), np.ones(2), -np.ones(2), tokens=np.array([9.0, 0.0])).failed
-        array([False,  True])
     """
 
     accuracy: Floats
@@ -135,12 +121,6 @@ def corpus_figures(
     Accuracy and similarity are means over sentences, perplexity is over all tokens, and GM combines
     these three (Pang & Gimpel 2019, §3 and eq. 1). Failed sentences are left out; NaN without a
     valid one.
-
-    Examples:
-        >>> half = np.log([0.5, 0.5])
-        >>> scores = SentenceScores(np.array([1.0, 1.0]), np.array([0.9, 0.7]), half, np.ones(2))
-        >>> round(corpus_figures(scores)["gm"], 2)  # of 1, 0.8 and 2
-        23.51
     """
     if scores.failed.all():
         return dict.fromkeys(("accuracy", "similarity", "perplexity", "gm"), float("nan"))

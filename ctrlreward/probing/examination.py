@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctrlreward.functional.agreement import correlate
 from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
+from ctrlreward.functional.reproducibility import correlate
 from ctrlreward.models.neutral_texts import neutral_texts
 from ctrlreward.models.sentences import find_splitter
 from ctrlreward.reward import AnyReward

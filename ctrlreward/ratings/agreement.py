@@ -1,6 +1,6 @@
 """Agreement of raters or runs on labels: Fleiss' κ and Krippendorff's α, type III of QRA++.
 
-Belz (2025), https://arxiv.org/abs/2505.17043; the other types are in `functional.agreement`.
+Belz (2025), https://arxiv.org/abs/2505.17043; the other types are in `functional.reproducibility`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from rich.table import Table as RichTable
 from ctrlreward.arguments import counted, kind_of
 from ctrlreward.command_line.terminal import number_table
 from ctrlreward.files import json_text, read_json
-from ctrlreward.functional.agreement import Correlation
 from ctrlreward.functional.reproducibility import (
+    Correlation,
     StudyAgreement,
     Table,
     compare_curves,

@@ -77,20 +77,3 @@ def test_a_draw_without_scores_is_left_out() -> None:
     assert interval.value == pytest.approx(4 - 1 / 3)
     assert interval.low >= 3
     assert interval.high <= 5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1, 2], [1], "ab"), r"after must have one score per row, got shape \(1,\) for 2"),
-        (([NAN, NAN], [1, 2], "ab"), "before has no valid score"),
-        (([1, 2], [1, math.inf], "ab"), "after has no valid score, or an infinite one, must be"),
-        (([1, 2], [1, 2], "aa"), "clusters must be two or more, but all rows have 'a'"),
-        (([], [], ""), "before has no valid score"),
-        (([1, 2], [1, 2], "ab", 95), r"confidence must be between 0 and 1 .*, got 95 and 10000"),
-        (([1, 2], [1, 2], "ab", 0.9, 0), r"resamples 1 or more, got 0\.9 and 0"),
-    ],
-)
-def test_bad_arguments(arguments: tuple, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        paired_bootstrap(*arguments)

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import get_args
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -64,16 +63,3 @@ def test_a_reference_text_itself_has_equal_shares(references: np.ndarray) -> Non
     first = references[:1]
     shares = label_probabilities(first[0] - label_bias(first))
     np.testing.assert_allclose(shares, 1 / len(shares), atol=1e-9)
-
-
-@pytest.mark.parametrize("shape", [(4,), (3, 4), (0, 3, 4), (2, 0, 4)])
-def test_an_array_of_another_shape_raises(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"log_probs must have shape \(texts, evaluators"):
-        label_bias(np.zeros(shape))
-
-
-def test_a_log_probability_that_is_not_finite_raises() -> None:
-    values = np.zeros((3, 1, 2))
-    values[2, 0, 1] = -np.inf
-    with pytest.raises(ValueError, match=r"log_probs\[2, 0, 1\] = -inf is not finite\. Leave out"):
-        label_bias(values)

@@ -83,23 +83,6 @@ def test_relevance_evaluators_equal_eqs_6_and_7(log_probs: np.ndarray) -> None:
     assert beta.max() == 1
 
 
-# Attribute relevance
-
-
-@given(npst.arrays(np.float64, SHAPES, elements=LOG_PROBS))
-def test_label_probabilities_equal_the_published_form(log_probs: np.ndarray) -> None:
-    # Scores of eq. 14, weighted by eqs. 15 and 16.
-    probabilities = np.exp(log_probs)
-    expected = np.zeros(log_probs.shape[1])
-    for row in probabilities:
-        score = row / sum(row)
-        weight = sum(row) / sum(sum(other) for other in probabilities)
-        expected += weight * score
-    relevance = label_probabilities(log_probs)
-    np.testing.assert_allclose(relevance, expected, rtol=1e-9)
-    assert relevance.sum() == pytest.approx(1)
-
-
 def test_probabilities_too_small_for_a_float_are_distinguished() -> None:
     relevance = label_probabilities(np.array([[-2000.0, -2001.0]]))
     np.testing.assert_allclose(relevance, [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])

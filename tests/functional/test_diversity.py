@@ -48,14 +48,6 @@ def test_a_group_without_tokens_is_nan_and_left_out_of_the_mean() -> None:
     assert distinct_n([[1, 1], []], 1, ["a", "b"]) == 0.5
 
 
-def test_errors() -> None:
-    for score, items in ((distinct_n, [[1]]), (repetition, [1])):
-        with pytest.raises(ValueError, match=r"n, the length of the n-grams, must be 1 or more, g"):
-            score(items, 0)
-    with pytest.raises(ValueError, match="groups"):
-        distinct_n([[1], [2]], 1, ["a"])
-
-
 @given(st.lists(st.integers(0, 3), max_size=10), st.integers(1, 4))
 def test_repetition_is_the_share_of_grams_seen_before(ids: list[int], n: int) -> None:
     grams = [ids[start : start + n] for start in range(len(ids) - n + 1)]

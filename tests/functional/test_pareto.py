@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,18 +44,3 @@ def test_equal_points_are_on_the_front_together_or_not_at_all() -> None:
 
 def test_no_points() -> None:
     assert non_dominated(np.empty((0, 2)), ["max", "min"]).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("values", "directions", "message"),
-    [
-        ([[1.0, 2.0]], ["max", "up"], "directions must be 'max' or 'min' for each value, got 'up'"),
-        ([[1.0, 2.0]], ["max"], r"one row per point .* got shape \(1, 2\) for 1 directions"),
-        ([1.0, 2.0], ["max", "max"], r"got shape \(2,\) for 2 directions"),
-        (np.empty((2, 0)), [], r"at least one, got shape \(2, 0\) for 0 directions"),
-        ([[1.0, 2.0], [0.0, math.nan]], ["max", "max"], r"values\[1, 1\] is NaN\. Leave out"),
-    ],
-)
-def test_bad_input(values, directions, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        non_dominated(values, directions)

@@ -98,18 +98,3 @@ def test_draws_of_one_label_are_left_out() -> None:
 def test_a_side_without_pairs_has_no_interval() -> None:
     values = paired_auc_bootstrap([1, NAN], [2, 1], [True, False], ["a", "b"])
     assert all(map(isnan, values))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1, 2], [1, 2], [True], "ab"), r"one truth value per score, got shape \(1,\) for 2 sco"),
-        (([1], [1, 2], [True, False], "ab"), r"before must have one score per row, got shape"),
-        (([1, 2], [NAN, NAN], [True, False], "ab"), "after has no valid score"),
-        (([1, 2], [1, 2], [True, False], "aa"), "clusters must be two or more, but all rows"),
-        (([1, 2], [1, 2], [True, False], "ab", 95), "confidence must be .* got 95"),
-    ],
-)
-def test_bad_arguments(arguments: tuple, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        paired_auc_bootstrap(*arguments)

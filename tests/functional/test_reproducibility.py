@@ -1,14 +1,109 @@
+"""QRA++: its measures against their definitions, and whole tables against loops and the paper."""
+
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrlreward.functional.agreement import correlate, cv_star, findings_upheld
-from ctrlreward.functional.reproducibility import Gap, compare_curves, compare_tables
+from ctrlreward.functional.reproducibility import (
+    Gap,
+    c4,
+    compare_curves,
+    compare_tables,
+    correlate,
+    cv_star,
+    findings_upheld,
+)
+
+# Type I
+
+scores = st.lists(st.floats(0.1, 1e4), min_size=2, max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("n", "table"),
+    [(2, 0.7979), (3, 0.8862), (4, 0.9213), (5, 0.9400), (10, 0.9727), (1000, 0.99975)],
+)
+def test_c4_equals_the_table_of_control_charts(n: int, table: float) -> None:
+    assert c4(n) == pytest.approx(table, abs=5e-5)
+
+
+@given(scores)
+def test_equals_the_formula_with_the_standard_library(values: list[float]) -> None:
+    n = len(values)
+    unbiased = math.sqrt(2 / (n - 1)) * math.gamma(n / 2) / math.gamma((n - 1) / 2)
+    expected = (1 + 0.25 / n) * statistics.stdev(values) / unbiased / statistics.mean(values) * 100
+    assert cv_star(values) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert math.isnan(cv_star([*values, math.nan]))
+
+
+# Type II
+
+pairs = st.lists(
+    st.tuples(st.integers(-20, 20).map(float), st.integers(-20, 20).map(float)),
+    min_size=3,
+    max_size=15,
+)
+
+
+@given(pairs, st.sampled_from([math.nan, math.inf]))
+def test_correlations_equal_the_definitions(
+    values: list[tuple[float, float]], failed: float
+) -> None:
+    first, second = zip(*values, strict=True)
+    correlation = correlate([5.0, *first, failed], [failed, *second, 5.0])  # both are left out
+    assert correlation.n == len(values)
+    if len(set(first)) == 1 or len(set(second)) == 1:
+        assert math.isnan(correlation.pearson)
+        assert math.isnan(correlation.spearman)
+        return
+
+    def ranks(side: Sequence[float]) -> list[float]:
+        return [(sum(b < a for b in side) + sum(b <= a for b in side) + 1) / 2 for a in side]
+
+    assert correlation.pearson == pytest.approx(statistics.correlation(first, second), abs=1e-9)
+    expected = statistics.correlation(ranks(first), ranks(second))
+    assert correlation.spearman == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([1.0, 2.0], [3.0, 4.0]), ([], []), ([1.0, 2.0, math.nan], [1.0, 2.0, 3.0])],
+)
+def test_correlation_is_nan_where_undefined(first: list[float], second: list[float]) -> None:
+    assert all(map(math.isnan, correlate(first, second)[:2]))
+
+
+# Type IV
+
+values_of_systems = st.dictionaries(
+    st.sampled_from("abcdef"), st.sampled_from([1.0, 2.0, 3.0, math.nan])
+)
+
+
+@given(values_of_systems, values_of_systems)
+def test_findings_equal_a_loop_over_pairs(first, second) -> None:
+    def ahead(values: dict[str, float], a: str, b: str) -> str:
+        return a if values[a] > values[b] else b if values[b] > values[a] else "tie"
+
+    upheld = total = 0
+    for a in "abcdef":
+        for b in "abcdef":
+            known = [v.get(s, math.nan) for v in (first, second) for s in a + b]
+            if a < b and not any(map(math.isnan, known)):
+                total += 1
+                upheld += ahead(first, a, b) == ahead(second, a, b)
+    findings = findings_upheld(first, second)
+    assert findings == (upheld, total)
+    assert findings.share == pytest.approx(upheld / total if total else math.nan, nan_ok=True)
+
+
+# Whole tables
 
 # Original and reproduced scores by metric and system, and the published CV*.
 ORIGINAL = {
@@ -85,9 +180,7 @@ def test_equals_a_loop_over_metrics_systems_and_pairs_of_runs(runs) -> None:
     assert study.correlation.pearson == pytest.approx(expected, nan_ok=True)
     assert study.correlation.n == len(defined)
     for system in "abcd":
-        cells = [cv_star([run[metric][system] for run in runs]) for metric in ("x", "y")]
-        assert study.systems[system].mean_cv_star == pytest.approx(statistics.mean(cells))
-        assert math.isnan(study.systems[system].correlation.pearson)  # of two metrics
+        assert math.isnan(study.systems[system].pearson)  # of two metrics
 
 
 @given(
@@ -103,8 +196,8 @@ def test_a_systems_correlation_is_over_its_metrics(runs: list[dict[str, float]])
     tables[0]["x"]["b"] = 3.0  # missing in the other run
     study = compare_tables(tables)
     expected = correlate(*([run[metric] for metric in "wxyz"] for run in runs))
-    assert study.systems["a"].correlation == pytest.approx(expected, nan_ok=True)
-    assert study.systems["b"].correlation.n == 1
+    assert study.systems["a"] == pytest.approx(expected, nan_ok=True)
+    assert study.systems["b"].n == 1
     assert study.system_correlation.n == (not math.isnan(expected.pearson))
 
 
@@ -158,12 +251,3 @@ def test_curves_are_compared_at_common_steps() -> None:
     correlation = compare_curves([first, second])
     assert correlation == correlate([1.0, 2.0, 4.0, 3.0], [7.0, 5.0, 6.0, 8.0])
     assert compare_curves([first, {1: 2.0}]).n == 0
-
-
-def test_errors() -> None:
-    with pytest.raises(ValueError, match="tables must be the tables of 2 or more runs, got 1"):
-        compare_tables([{"x": {"a": 1.0}}])
-    with pytest.raises(
-        ValueError, match=r"no metric in common. Run 1 has x, run 2 has none. Pass runs of"
-    ):
-        compare_tables([{"x": {"a": 1.0}}, {}])

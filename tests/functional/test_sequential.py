@@ -108,8 +108,6 @@ def test_interval_holds_at_all_validations_together() -> None:
 
 
 def test_prompts_that_failed_are_left_out() -> None:
-    with pytest.raises(ValueError, match=r"must be finite\. Leave out prompts without a score"):
-        sign_flip_p_value([math.nan, 0.5])
     before, after = [0.1, math.nan, 0.3, 0.2], [0.3, 0.9, math.nan, 0.5]
     assert paired_difference(after, minus=before, level=0.9).prompts == 2
     assert paired_difference(after, minus=before, level=0.9).value == pytest.approx(0.25)
@@ -171,15 +169,3 @@ def test_detectable_difference_is_found_with_its_power() -> None:
     ]
     assert np.mean(found) == pytest.approx(0.8, abs=0.03)
     assert detectable_difference([1.0], [2.0]) == math.inf
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1.0], [1.0, 2.0], 0.05), r"before has shape \(2,\) and after \(1,\), must have a value"),
-        (([1.0], [1.0], 1.5), "level must be between 0 and 1, got 1.5"),
-    ],
-)
-def test_bad_arguments(arguments, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        paired_difference(arguments[0], minus=arguments[1], level=arguments[2])

@@ -70,16 +70,3 @@ def test_nan_propagates() -> None:
     nan = float("nan")
     values = adjusted_gm([nan, 0.9, 0.9, 0.1], [0.9, nan, 0.9, nan], [30, 30, nan, 30])
     assert np.isnan(values).all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((81.8, 0.7, 30), r"accuracy must be 0 to 1, a share, not per cent, got 81\.8"),
-        ((0.8, [0.7, 71.9], 30), r"similarity must be -1 to 1, a cosine, not per cent, got 71\.9"),
-        ((0.8, 0.7, 0.5), r"perplexity must be 1 to inf, exp of the mean .*, got 0\.5"),
-    ],
-)
-def test_values_out_of_range_raise(arguments: tuple[float, float, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        adjusted_gm(*arguments)

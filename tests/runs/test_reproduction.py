@@ -16,7 +16,7 @@ from wandb_runs import wait_for_files
 
 from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.cli import main
-from ctrlreward.functional.agreement import cv_star
+from ctrlreward.functional.reproducibility import cv_star
 from ctrlreward.runs.logs import read_wandb_history
 from ctrlreward.runs.reproduction import read_run
 
@@ -182,7 +182,7 @@ def test_two_seeds_of_a_study_of_twelve_systems(data_dir: Path, tmp_path: Path) 
     for system, agreement in study["systems"].items():
         sides = [(v["3443"], v["789"]) for key, v in values.items() if key[1] == system]
         pearson = statistics.correlation(*zip(*sides, strict=True))
-        assert agreement["correlation"]["pearson"] == pytest.approx(pearson)
+        assert agreement["pearson"] == pytest.approx(pearson)
 
 
 def test_names_are_printed_without_markup_and_no_findings_are_no_zero(

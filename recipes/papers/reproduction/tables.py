@@ -62,7 +62,7 @@ def _study(number: int, study: str, agreement: StudyAgreement) -> Iterator[str]:
     upheld, total = agreement.findings
     mean = _beside(agreement.mean_cv_star, theirs[_MEAN][_MEAN], 3)
     of_metrics = {metric: a.correlation.pearson for metric, a in agreement.metrics.items()}
-    of_systems = {name: a.correlation.pearson for name, a in agreement.systems.items()}
+    of_systems = {name: c.pearson for name, c in agreement.systems.items()}
     lines = [f"study mean (type I): {mean} %"]
     if len(of_systems) > 2:  # two systems that keep their order have 1
         overall = f"{agreement.correlation.pearson:.3f}"
