@@ -8,8 +8,6 @@ import re
 import sys
 from importlib.metadata import version
 
-from ctrlreward.arguments import did_you_mean
-
 # Both libraries read these when they are imported. They keep warnings out of a run's log.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -66,8 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
         elif name == "--version":
             print(f"ctrlreward {version('ctrlreward')}")
         else:
-            hint = did_you_mean(name, COMMANDS, str)
-            error = f"\n\nerror: No such command: {command!r}{hint}" if command else ""
+            error = f"\n\nerror: No such command: {command!r}" if command else ""
             print(f"{USAGE}{error}", file=sys.stderr)
             raise SystemExit(2)
         print(end="", flush=True)

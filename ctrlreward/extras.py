@@ -22,7 +22,6 @@ EXTRA_OF = {
     "sacrebleu": "bleu",
     "sentencex": "sentences",
     "statsmodels": "agreement",
-    "tensorboard": "tensorboard",
     "trl": "trl",
     "uvicorn": "serve",
     "vader": "lexicon",
@@ -44,7 +43,6 @@ PURPOSES = {
     "ray": "data sets and served rewards on several machines",
     "sentences": "sentence splitters of NLTK and sentencex",
     "serve": "a reward over HTTP",
-    "tensorboard": "event files of TensorBoard as logs of runs",
     "trl": "trainers of TRL",
     "wandb": "Weights & Biases",
 }

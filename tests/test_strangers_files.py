@@ -41,7 +41,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": f"The soup {i} was good.", "prefix": "The soup", "worth": i} for i in range(4)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("log.jsonl").write_text("".join(f'{{"step": {i}, "worth": {i}}}\n' for i in range(4)))
-    Path("table.json").write_text('{"soup": {"worth": 1.5},\n "view": {"worth": 2.5}}\n')
     state = {"log_history": [{"step": i, "worth": i} for i in range(4)]}
     Path("trainer_state.json").write_text(json.dumps(state) + "\n")
     Path("reward.yaml").write_text("components:\n  worth:\n    scorer: Distinct\n")
@@ -104,8 +103,7 @@ def failure(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
         ("probe reward.yaml", "reward.yaml"),
         ("serve reward.yaml", "reward.yaml"),
         ("train --config reward.yaml", "reward.yaml"),
-        ("compare table.json table.json --reproduction", "table.json"),
-        ("compare first second --reproduction", "second/metrics.jsonl"),
+        ("compare first second", "second/metrics.jsonl"),
     ],
 )
 def test_what_no_parser_takes_is_named(
@@ -128,7 +126,7 @@ SECOND = "first/samples/score/step=000002.jsonl"
         (SECOND, '{"text": "a"}'),
         (SECOND, f'{{"text": "a", "scores": {{"worth": {HUGE}}}}}'),
         ("log.jsonl", f'{{"step": {HUGE}, "worth": 1}}'),
-        ("texts/a.jsonl", '{"step": Infinity, "prompt": "", "completion": "", "scores": {}}'),
+        ("texts/a.jsonl", '{"step": Infinity, "prompt": "", "completion": "", "score": 1}'),
     ],
 )
 def test_values_of_another_form_are_named(name: str, content: str, capsys: Captured) -> None:
@@ -302,7 +300,7 @@ def test_a_run_that_is_read_does_not_run() -> None:
         Path("first/config.yaml").write_text(content)
         main(["report", "first"])
         main(["select", "first", "--maximise", "worth"])
-        main(["compare", "first", "second", "--reproduction"])
+        main(["compare", "first", "second"])
 
 
 # Tables and reports
@@ -317,7 +315,7 @@ CONTROLS = "worth\x1b[2J\x9b2J\a\u202e"
     "command",
     [
         ["select", "first", "--maximise", CONTROLS],
-        ["compare", "first", "second", "--reproduction"],
+        ["compare", "first", "second"],
         ["report", "first"],
         ["score", "rows.jsonl", "scored.jsonl", "--scorers", "Distinct", "--names", CONTROLS],
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,8 +12,6 @@ from typing import Any
 
 import wandb
 from wandb.proto import wandb_internal_pb2
-
-from ctrlreward.runs.logs import records
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,34 @@ def wait_for_files(folder: Path) -> None:
         ended = all(any(run.of("exit")) for run in read_files(folder))
         if sizes[-1] > 7 and same >= (2 if ended else 10):  # a header has seven bytes
             break
+
+
+BLOCK, FILE_HEADER = 32 * 1024, 7
+PIECE = struct.Struct("<IHB")  # checksum, length, kind
+WHOLE, LAST = 1, 4  # kinds of pieces that end a record
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """Yield the records of a file in LevelDB's log format, after a header; not one that is cut off.
+
+    A record is split into pieces that never cross the end of a block; a remainder of a block that
+    is too short for a header is padding.
+    """
+    content = path.read_bytes()
+    position, record = FILE_HEADER, b""
+    while position + PIECE.size <= len(content):
+        left = BLOCK - position % BLOCK
+        if left < PIECE.size:
+            position += left
+            continue
+        _, length, kind = PIECE.unpack_from(content, position)
+        position += PIECE.size + length
+        if position > len(content):
+            return
+        record += content[position - length : position]
+        if kind in (WHOLE, LAST):
+            yield record
+            record = b""
 
 
 def read_files(folder: Path) -> list[OfflineRun]:

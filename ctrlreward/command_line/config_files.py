@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from ctrlreward import scorers
-from ctrlreward.arguments import did_you_mean
 from ctrlreward.files import ShallowLoader
 
 # Mappings whose options a file may set in part; other mappings are values.
@@ -168,8 +167,7 @@ def read_reward(path: Path) -> dict[str, Any]:
     for each in nested(block):
         name = each.get("scorer") if isinstance(each, Mapping) else None
         if isinstance(name, str) and "." not in name and name not in dir(scorers):
-            hint = did_you_mean(name, dir(scorers))
-            raise ValueError(f"{path}: there is no scorer {name!r}{hint}")
+            raise ValueError(f"{path}: there is no scorer {name!r}, only {', '.join(dir(scorers))}")
     return dict(block)
 
 

@@ -17,7 +17,6 @@ import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 from ctrlreward import scorers
-from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.terminal import examples_epilog
 from ctrlreward.files import ShallowLoader
 
@@ -63,8 +62,7 @@ def import_scorers(arguments: Sequence[str] | None = None) -> None:
         if re.match(r"--scorers\+?=\[", argument) and "{" not in argument:
             for name in re.findall(r'"(\w+)"', argument):
                 if name not in SCORERS:
-                    hint = did_you_mean(name, SCORERS)
-                    raise ValueError(f"there is no scorer {name!r}{hint}. {SCORERS_HINT}")
+                    raise ValueError(f"there is no scorer {name!r}. {SCORERS_HINT}")
     words = {word for argument in arguments or () for word in re.findall(r"\w+", argument)}
     some = arguments is not None and not words & {"config", "help"}
     for name in dir(scorers):

@@ -10,7 +10,6 @@ from pathlib import Path
 import yaml
 
 from ctrlreward import configs
-from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.config_files import read_config, read_job
 from ctrlreward.command_line.terminal import plain_parser, user_errors
 from ctrlreward.files import write_whole
@@ -64,8 +63,7 @@ def recipe_file(name: str) -> Path:
     files = recipe_files()
     stem = name.removesuffix(".yaml").rpartition("/")[2]
     if stem not in files:
-        hint = did_you_mean(stem, files, str)
-        raise ValueError(f"No such recipe: {name!r}{hint}. 'ctrlreward recipes ls' lists them.")
+        raise ValueError(f"No such recipe: {name!r}. 'ctrlreward recipes ls' lists them.")
     return files[stem]
 
 

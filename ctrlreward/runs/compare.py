@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -35,15 +35,12 @@ _DESCRIPTION = """Find out which of two systems is better: for each score the me
 with a 95 % interval by item, and the p-value of a paired test (flips of signs).
 
 Items are prompts: outputs of both systems for one prompt are a pair, and several outputs of one
-system for a prompt count by their mean. --reproduction measures instead how well two runs of one
-experiment agree (QRA++: CV* of each metric, correlations, findings upheld)."""
+system for a prompt count by their mean."""
 
 _EXAMPLES = (
     "ctrlreward compare scored.csv --by system",
     "ctrlreward compare base.csv tuned.csv --metrics log_likelihood polarity",
-    "ctrlreward compare scored.csv --columns base.perplexity tuned.perplexity",
     "ctrlreward compare runs/seed0 runs/seed1",
-    "ctrlreward compare paper.csv ours.csv --reproduction",
 )
 
 LEVEL = 0.05
@@ -86,16 +83,23 @@ class Comparison(NamedTuple):
 
 def run(arguments: list[str]) -> None:
     """Compare two systems, write the JSON file if requested, and print the comparison."""
-    options = _parser().parse_args(arguments)
+    parser = plain_parser("ctrlreward compare", _DESCRIPTION, _EXAMPLES)
+    add = parser.add_argument
+    add("runs", metavar="FILE", nargs="+", help="scored files (.jsonl, .csv, .parquet), or folders "
+        "of runs with stored samples, whose last ones count")  # fmt: skip
+    add("--by", help="column that names the system of each row")
+    add("--systems", nargs=2, metavar="NAME", help="two systems of the column, if it has more")
+    add("--id", help="column that pairs the items (default: the first of "
+        f"{', '.join(_ITEMS)} or others that the systems share, else the position)")  # fmt: skip
+    add("--metrics", nargs="+", default=["*"], help="scores to compare, such as 'distinct_*'")
+    add("--output", help="JSON file for all numbers")
+    options = parser.parse_args(arguments)
     with user_errors():
         check_ending("--output", options.output, ".json")
-        if options.reproduction:
-            _reproduction(options)
-            return
         systems, modes, pairing = read_systems(options)
         comparisons = [
             compared(score, systems, modes.get(score) or direction_of_name(score))
-            for score in _shared_scores(systems, ["*"] if options.columns else options.metrics)
+            for score in _shared_scores(systems, options.metrics)
         ]
         if options.output:
             content = {"pairing": pairing, "scores": comparisons}
@@ -114,31 +118,6 @@ def run(arguments: list[str]) -> None:
         console.print(sentence(each), soft_wrap=True)
 
 
-def _parser() -> ArgumentParser:
-    parser = plain_parser("ctrlreward compare", _DESCRIPTION, _EXAMPLES)
-    add = parser.add_argument
-    add("runs", metavar="FILE", nargs="+", help="scored files (.jsonl, .csv, .parquet), or folders "
-        "of runs with stored samples, whose last ones count")  # fmt: skip
-    add("--by", help="column that names the system of each row")
-    add("--systems", nargs=2, metavar="NAME", help="two systems of the column, if it has more")
-    add("--columns", nargs=2, metavar="COLUMN", help="two score columns of one file")
-    add("--id", help="column that pairs the items (default: the first of "
-        f"{', '.join(_ITEMS)} or others that the systems share, else the position)")  # fmt: skip
-    add("--metrics", nargs="+", default=["*"], help="scores to compare, such as 'distinct_*'")
-    add("--output", help="JSON file for all numbers")
-    add(
-        "--reproduction",
-        action="store_true",
-        help="how well runs of one experiment agree: files with columns system, metric and value, "
-        "or one system per row, JSON ({system: {metric: value}}), or a logger's folder; "
-        "FILE.csv:column=value selects rows",
-    )
-    for name in ("system", "metric"):
-        text = f"with --reproduction, columns that together name a {name}"
-        add(f"--{name}_columns", nargs="+", default=[name], help=text)
-    return parser
-
-
 def read_systems(options: Namespace) -> tuple[Systems, dict[str, Mode], str]:
     """Return two systems, the better directions that a run declares, and how items are paired.
 
@@ -152,28 +131,12 @@ def read_systems(options: Namespace) -> tuple[Systems, dict[str, Mode], str]:
     names = short if len({*short}) == len(paths) else paths
     if any(Path(path).is_dir() for path in paths):
         return _systems_of_runs(dict(zip(names, paths, strict=True)))
-    for path in paths:
-        if Path(path).suffix not in SUFFIXES:
-            raise ValueError(
-                f"{path} must be a run's folder or end in one of {', '.join(SUFFIXES)}; tables of "
-                "results are compared with --reproduction"
-            )
     if len({*paths}) < len(paths):
         raise ValueError(f"{paths[0]} is named twice")
     tables = dict(zip(names, map(read_placed, paths), strict=True))
-    rows = [row for own, _ in tables.values() for row in own]
-    places = [place for _, own in tables.values() for place in own]
-    if options.columns:
-        if len(paths) > 1 or options.by:
-            raise ValueError("--columns compares two columns of one file, without --by")
-        (keys, _), pairing = _pairing([rows, rows], options.id)
-        systems = {
-            name: {"score": _by_item(keys, number_column(rows, name, places))}
-            for name in options.columns
-        }
-        mode = direction_of_name(options.columns[0])
-        return systems, {"score": mode} if mode else {}, pairing
     if options.by or len(paths) == 1:
+        rows = [row for own, _ in tables.values() for row in own]
+        places = [place for _, own in tables.values() for place in own]
         tables = _by_column(paths[0], rows, places, options.by, options.systems)
     keys_of, pairing = _pairing([rows for rows, _ in tables.values()], options.id)
     systems = {
@@ -190,22 +153,22 @@ def _systems_of_runs(paths: Mapping[str, str]) -> tuple[Systems, dict[str, Mode]
     """Return the scores by prompt of the last texts of each run that stored them."""
     from ctrlreward.runs.folder import PREFIX, read_stored_run  # imports PyTorch
 
+    if len(paths) < 2:
+        raise ValueError(f"compare needs two runs, got only {', '.join(paths.values())}")
     systems: Systems = {}
     steps, modes = [], dict[str, Mode]()
     for name, path in paths.items():
         stored = read_stored_run(path)
-        last = next((each for each in reversed(stored.steps) if each.samples), None)
-        if last is None:
-            raise ValueError(
-                f"{path} has no scores by prompt, as a GenerationScorer stores them; its logged "
-                "numbers are compared with --reproduction"
-            )
+        if not stored.samples:
+            raise ValueError(f"{path} has no scores by prompt, as a GenerationScorer stores them")
         modes |= {key.removeprefix(PREFIX): mode for key, mode in stored.modes.items()}
-        steps.append(f"{last.step} of {name}")
+        step = max(step for by_step in stored.samples.values() for step in by_step)
+        steps.append(f"{step} of {name}")
         systems[name] = {
             f"{texts}/{key}": {(row.prompts, i): value for i, value in enumerate(row.tolist())}
-            for texts, stored_texts in last.samples.items()
-            for key, row in stored_texts.by_prompt.items()
+            for texts, by_step in stored.samples.items()
+            if step in by_step
+            for key, row in by_step[step].by_prompt.items()
         }
     return systems, modes, f"items are the held-out prompts, at step {', '.join(steps)}"
 
@@ -219,15 +182,9 @@ def _by_column(
 ) -> dict[str, tuple[list[Row], list[str]]]:
     """Return the rows of two systems, and their places, by the column of their names."""
     if by is None:
-        others = {*rows[0]} - {*_numeric(rows, ["*"], None), *_NO_SCORES} | (
-            {"system"} & {*rows[0]}
-        )
-        texts = {name: {str(row.get(name)) for row in rows} for name in others}
-        few = [name for name, cells in texts.items() if 1 < len(cells) <= len(rows) ** 0.5]
         raise ValueError(
-            f"{path} is one file: name the column of the systems with --by COLUMN"
-            f"{' (perhaps ' + ' or '.join(few[:3]) + ')' if few else ''}, two columns of scores "
-            "with --columns, or a second file"
+            f"{path} is one file: name the column of the systems with --by COLUMN (of "
+            f"{', '.join(rows[0])}), or a second file"
         )
     require_column(rows, by)
     groups: dict[str, tuple[list[Row], list[str]]] = {}
@@ -347,7 +304,7 @@ def sentence(comparison: Comparison) -> str:
     """Return what the comparison of two systems shows, in words."""
     score, mode, items, _, means, difference, low, high, p_value, detectable = comparison
     first, second = means
-    of = f" in {score}" if score != "score" else ""
+    of = f" in {score}"
     if math.isnan(p_value):
         return f"{first} and {second} have one value each{of}, for all items: no test"
     if p_value > LEVEL or not math.isfinite(low):
@@ -372,18 +329,3 @@ def _number(value: float, like: float | None = None) -> str:
     size = abs(value if like is None else like)
     decimals = 2 - math.floor(math.log10(size)) if size else 2
     return f"{value:z.{min(max(decimals, 0), 6)}f}" if math.isfinite(value) else "–"
-
-
-def _reproduction(options: Namespace) -> None:
-    from ctrlreward.runs.reproduction import (
-        compare_runs,
-        print_comparison,
-        read_run,
-        to_json,
-    )
-
-    runs = [read_run(name, options.system_columns, options.metric_columns) for name in options.runs]
-    comparison = compare_runs(runs, options.metrics)
-    if options.output:
-        write_whole(Path(options.output), to_json(comparison))
-    print_comparison(plain_console(), comparison)

@@ -19,7 +19,7 @@ from ctrlreward.arguments import Mode
 from ctrlreward.files import read_json
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.held_out import FAIL_RATE
-from ctrlreward.runs.logs import Log, NoLog, SeveralRuns, checkpoint_folders, noted, read_log
+from ctrlreward.runs.logs import Log, NoLog, checkpoint_folders, noted, read_log
 from ctrlreward.runs.stored_texts import (
     READ_TEXTS,
     StoredTexts,
@@ -44,15 +44,11 @@ class StoredStep:
             earlier steps are not repeated.
         evidence: Key → value of each held-out prompt, shape (prompts,), as from
             `GenerationScorer.evidence`; empty without files of samples, or if each step has others.
-        samples: Name of a `GenerationScorer`, or of the files of another trainer → its texts.
-        checkpoint: File or folder of the checkpoint, None without one.
     """
 
     step: int
     metrics: Mapping[str, float]
     evidence: Mapping[str, Scores] = field(default_factory=dict)
-    samples: Mapping[str, StoredTexts] = field(default_factory=dict)
-    checkpoint: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class StoredRun:
 
     Attributes:
         folder: Folder of the run.
-        log: Source: the file of a log, or a folder of TensorBoard or of samples.
+        log: Source: the file of a log, or a folder of samples.
         source: Kind of the log, such as `"HistoryLogger"`.
         steps: Steps at which something was logged, in order.
         modes: Key → better direction, if the run declares it.
@@ -149,9 +145,7 @@ def _log_of(path: Path, ours: bool, theirs: Mapping[str, Mapping[int, StoredText
     except NoLog as error:
         if ours or theirs:
             return Log(TEXTS, path, [])
-        if path.is_dir() and not isinstance(error, SeveralRuns):
-            raise NoLog(f"{error}; nor texts: {READ_TEXTS}") from None
-        raise
+        raise NoLog(f"{error}; nor texts: {READ_TEXTS}" if path.is_dir() else str(error)) from None
 
 
 def _steps(
@@ -186,19 +180,17 @@ def _steps(
         rows = {
             key: row
             for scored, row in evidence.get(step, {}).items()
-            for key in (scored, f"eval_{scored}", f"eval/{scored}")
+            for key in (scored, PREFIX + scored, f"eval/{scored}")
             if key in values
         }
-        samples = {name: by_step[step] for name, by_step in sets.items() if step in by_step}
-        checkpoint = saved[step][0] if step in saved else None
-        steps.append(StoredStep(step, values, rows, samples, checkpoint))
+        steps.append(StoredStep(step, values, rows))
     return steps, notes
 
 
 # Checkpoints
 
 # Lightning: "epoch=1-step=20.ckpt", "step=000020-sim=0.800.ckpt"; transformers: "checkpoint-20";
-# verl: "global_step_20"; OpenRLHF: "global_step20", "best_global_step20", "global_step20_hf".
+# verl: "global_step_20".
 _CHECKPOINT = re.compile(r"(?:^|[-_=.])(?:step|checkpoint|ckpt|iter|iteration)[-_=]?0*(\d+)(?!\d)")
 _WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 _DEPTH = 4

@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.scorers.parts import score_parts
 from ctrlreward.scorers.records import read_scored_file, write_scored_samples
-from ctrlreward.selection import RunRules
 from ctrlreward.selection.replay import ALARM_KEY, DECISIONS
 from ctrlreward.serving.description import reward_id
 
@@ -91,9 +90,8 @@ def run(arguments: list[str]) -> None:
             reward.release()
     decisions = []
     for each in rules:
-        left = _logged_rules(each, done.run.keys)
-        logged = None if left is None else decide(done.run, left)
-        decisions.append((logged, decide(done.after, each)))
+        is_logged = {*each.monitored, *each.others} <= {*done.run.keys, ALARM_KEY}
+        decisions.append((decide(done.run, each) if is_logged else None, decide(done.after, each)))
     after = [each for each in done.after.steps if done.new.keys() & each.metrics.keys()]
     if options.json:
         content = {
@@ -144,12 +142,12 @@ def rescore(
     """
     from ctrlreward.completion import fixed_randomness  # imports PyTorch
 
-    names = _names_of(run)
+    logged = {each.step for each in run.steps}
     texts = [
-        (name, each.step, stored)
-        for each in run.steps
-        for name, stored in each.samples.items()
-        if name in names
+        (name, step, stored)
+        for name in _names_of(run)
+        for step, stored in run.samples[name].items()
+        if step in logged
     ]
     for _, _, stored in texts:
         _check(reward, stored)
@@ -184,17 +182,14 @@ def rescore(
     noted = {"rules": run.rules, "directions": modes, "folders": folders}
     write_whole(folder / DECISIONS, json_text(noted))
     even = all(stored.even for _, _, stored in texts)
-    again = {each.step: each for each in read_stored_run(folder).steps}
+    again = read_stored_run(folder)
+    evidence = {each.step: each.evidence if even else {} for each in again.steps}
     after = [
-        replace(
-            each,
-            metrics=row,
-            evidence={**each.evidence, **(again[each.step].evidence if even else {})},
-            samples={**each.samples, **again[each.step].samples},
-        )
+        replace(each, metrics=row, evidence={**each.evidence, **evidence[each.step]})
         for each, row in zip(run.steps, rows, strict=True)
     ]
-    return Rescored(run, replace(run, steps=after, modes=modes), new, folder)
+    samples = {**run.samples, **again.samples}
+    return Rescored(run, replace(run, steps=after, modes=modes, samples=samples), new, folder)
 
 
 def new_scores(run: StoredRun, reward: AnyReward) -> dict[str, Mode]:
@@ -213,38 +208,24 @@ def _names_of(run: StoredRun) -> list[str]:
     A `GenerationScorer` logs a fail rate, in transformers with a prefix; the texts of
     `RolloutSamples` are not held-out.
     """
-    known = dict.fromkeys(name for each in run.steps for name in each.samples)
-    if not known:
+    if not run.samples:
         raise ValueError(
             f"{run.folder} has no texts: a GenerationScorer writes them to samples/<name>/"
             f"step=….jsonl in the folder of the run; nor has it {READ_TEXTS}"
         )
     logged = {*run.keys}
-    held_out = [n for n in known if {f"{n}/{FAIL_RATE}", f"{PREFIX}{n}/{FAIL_RATE}"} & logged]
-    return held_out or list(known)
+    rates = {name: {f"{name}/{FAIL_RATE}", f"{PREFIX}{name}/{FAIL_RATE}"} for name in run.samples}
+    return [name for name in rates if rates[name] & logged] or list(run.samples)
 
 
 def _check(reward: AnyReward, stored: StoredTexts) -> None:
-    """Raise a ValueError if a component needs columns or groups of texts that were not stored."""
-    present = stored.samples.columns()
-    lacking: dict[str, list[str]] = {}
-    for name, component in reward.components.items():
-        needed = [*component.scorer.required_columns([component.name])]
-        needed += ["groups"] if component.scorer.of_groups and "groups" not in needed else []
-        for column in needed:
-            if column not in present:
-                lacking.setdefault(JSON_KEYS[column], []).append(name)
-    if lacking:
-        missing = "; ".join(f"{key!r} for {', '.join(who)}" for key, who in lacking.items())
-        known = ", ".join(JSON_KEYS[column] for column in present)
-        raise ValueError(
-            f"the reward needs more than the stored texts: {stored.file} has {known}, but not "
-            f"{missing}. Leave these components out"
-        )
+    """Raise a ValueError if a component needs columns of texts that were not stored."""
     try:
         check_samples(reward.components, stored.samples)
-    except MissingColumn:
-        raise
+    except MissingColumn as error:
+        raise ValueError(
+            f"{stored.file} has no {JSON_KEYS[error.column]!r}, which {error.reader} needs"
+        ) from None
     except ValueError as error:
         raise ValueError(f"{stored.file}: {error}") from None
 
@@ -291,17 +272,6 @@ def _selections(
         argparse.Namespace(**{**vars(options), **asked, f"{modes.get(key, 'max')}imise": key})
         for key in dict.fromkeys(keys)
     ]
-
-
-def _logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
-    """Return the rules whose keys were logged; None if there are none."""
-    known, kept = {*keys}, {}
-    for name in ("alarm", "best", "stop", "pareto"):
-        rule = getattr(rules, name)
-        if rule and known.issuperset(rule.keys):
-            kept[name] = rule
-            known |= {ALARM_KEY} if name == "alarm" else set()
-    return RunRules(**kept) if kept else None
 
 
 def _in_words(selection: Selection) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import yaml
 
-from ctrlreward.arguments import Mode, counted, did_you_mean, one_of, positive
+from ctrlreward.arguments import Mode, counted, one_of, positive
 from ctrlreward.command_line.terminal import (
     number_table,
     plain_console,
@@ -194,8 +194,7 @@ def logged_key(stored: StoredRun, given: str) -> str:
     for prefix in ("", "eval_", "eval/"):
         if prefix + given in keys:
             return prefix + given
-    similar = did_you_mean(given, keys, str)
-    raise ValueError(f"{stored.log} has no key {given!r}{similar or f', only {_listed(stored)}'}")
+    raise ValueError(f"{stored.log} has no key {given!r}, only {_listed(stored)}")
 
 
 def noted_rule(stored: StoredRun, kind: type[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Texts of a run's steps: files of ours, and what TRL, verl or a loop of your own stores."""
+"""Texts of a run's steps: files of ours, and what TRL or verl stores."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_scored_file
 from ctrlreward.tables.rows import parquet_rows
 
-READ_TEXTS = (
-    "completions_*.parquet (TRL), *.jsonl of verl, or JSONL or Parquet with step, prompt, "
-    "completion and scores"
-)
+READ_TEXTS = "completions_*.parquet of TRL, or *.jsonl of verl"
 _OTHERS = re.compile(r"samples|rescored|wandb|\..*")  # folders of ours and of W&B
+_KEYS = (("prompt", "completion"), ("input", "output"))  # of TRL and of verl
+_NO_SCORES = {"step", "advantage", "gts", "request_id"}.union(*_KEYS)
 _STEP = re.compile(
     r"(?:(?:^|[-_=.])(?:global_?)?(?:step|checkpoint|ckpt|iter|iteration|completions)[-_=]?|^)\d+$"
 )
@@ -42,8 +41,7 @@ class StoredTexts:
 
     Attributes:
         file: The first file.
-        samples: The texts. Those of other trainers have prompts, groups, and references if all
-            texts of the run have one.
+        samples: The texts. Those of other trainers have prompts and groups.
         scores: Name → score of each text, shape (texts,), NaN for a failed one.
         by_prompt: Name → score of each prompt, shape (prompts,), and the fail rate.
         counts: Number of texts of each prompt.
@@ -130,10 +128,6 @@ def completions_per_prompt(samples: Samples) -> int:
 # Files of others
 
 
-# Columns of TRL and verl that are no scores.
-_NO_SCORES = {"step", "prompt", "completion", "advantage", "input", "output", "gts", "request_id"}
-
-
 class _Text(NamedTuple):
     """A row: step, prompt as `as_prompt` returns it, and `of`, the identity of the prompt."""
 
@@ -142,7 +136,6 @@ class _Text(NamedTuple):
     text: str
     scores: Mapping[str, Any]
     of: str
-    reference: Any
     file: Path
 
 
@@ -174,7 +167,6 @@ def read_texts(path: Path) -> dict[str, dict[int, StoredTexts]]:
 def _texts_of(file: Path) -> Iterator[_Text]:
     """Yield the rows of a file as plain texts; none of a file of another kind.
 
-    - A record has `step`, `prompt`, `completion` and `scores`, perhaps `prompt_id`, `reference`.
     - `completions_*.parquet` of TRL 1.16 (`log_completions=True`) has a column for each reward
       function and for what it passes to `log_extra`, and the last generation batch before the step
       was logged, of training or of an evaluation.
@@ -182,34 +174,24 @@ def _texts_of(file: Path) -> Iterator[_Text]:
       and the numbers of its `reward_extra_info`.
     """
     keys: tuple[str, str] | None = None
-    recorded = False
     for place, cells in _rows(file):
         if keys is None:
             names = cells.keys() if isinstance(cells, dict) else set()
-            if {"step", "prompt", "completion"} <= names:
-                keys, recorded = ("prompt", "completion"), "scores" in names
-            elif {"step", "input", "output", "score"} <= names:
-                keys = ("input", "output")
-            else:
+            keys = next((pair for pair in _KEYS if {"step", *pair} <= names), None)
+            if keys is None:
                 return
         try:
-            given, written = cells[keys[0]], cells[keys[1]]
-            scores = {name: cell for name, cell in cells.items() if name not in _NO_SCORES}
-            of = reference = cells.get("gts")
-            if recorded:
-                scores, of, reference = (
-                    cells["scores"], cells.get("prompt_id"), cells.get("reference")
-                )  # fmt: skip
-            if not isinstance(scores, Mapping) or int(cells["step"]) != cells["step"]:
-                raise TypeError("scores must be name → number, and step an integer")
+            given, written, step = cells[keys[0]], cells[keys[1]], cells["step"]
+            if int(step) != step:
+                raise TypeError(f"step must be an integer, got {step!r}")
             for each in (given, written):
-                if not isinstance(each, str | list | tuple):
+                if not isinstance(each, str | list):
                     raise TypeError(f"prompt and completion must be text or messages, got {each!r}")
             prompt = as_prompt(given)
-            identity = json.dumps([of, prompt, reference], default=str)
+            identity = json.dumps([cells.get("gts"), prompt], default=str)
             digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-            text = plain_text(written, "assistant")
-            yield _Text(int(cells["step"]), prompt, text, scores, digest, reference, file)
+            scores = {name: cell for name, cell in cells.items() if name not in _NO_SCORES}
+            yield _Text(int(step), prompt, plain_text(written, "assistant"), scores, digest, file)
         except KeyError as error:
             raise ValueError(f"{place} has no {error.args[0]!r}, as rows before it have") from None
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -240,20 +222,18 @@ def _by_step(texts: Sequence[_Text]) -> dict[int, StoredTexts]:
     cells = [(k, c) for each in texts for k, c in each.scores.items() if c is not None]
     others = {key for key, cell in cells if not isinstance(cell, int | float)}
     names = dict.fromkeys(key for key, _ in cells if key not in others)
-    referenced = all(isinstance(each.reference, str) and each.reference for each in texts)
     steps: dict[int, StoredTexts] = {}
     for step, group in groupby(texts, key=lambda each: each.step):
         rows = sorted(group, key=lambda each: order[each.of])
         counts = Counter(each.of for each in rows)
         samples = Samples(
             [row.text for row in rows],
-            references=[row.reference for row in rows] if referenced else None,
             prompts=[row.prompt for row in rows],
             groups=[str(order[row.of]) for row in rows],
         )
         scores = {
             key: np.array([_number(row.scores.get(key)) for row in rows])
-            for key in sorted(names, key=lambda key: key not in ("reward", "score"))
+            for key in sorted(names, key=lambda key: key != "score")
         }
         # A text failed if it lacks a score that its row should have.
         own = [[scores[key][i] for key in names if key in row.scores] for i, row in enumerate(rows)]

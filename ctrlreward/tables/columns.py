@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.arguments import did_you_mean
 from ctrlreward.failures import rows_named
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, as_samples
 from ctrlreward.tables.rows import Row, Scores
@@ -146,9 +145,7 @@ def explained_columns(present: Sequence[str]) -> Iterator[None]:
 def require_column(rows: Sequence[Row], name: str, advice: str = "") -> None:
     """Raise a ValueError, which lists the columns of the first row, if no row has a column."""
     if not any(name in row for row in rows):
-        hint = did_you_mean(name, rows[0])
-        known = f"The columns are {', '.join(rows[0])}"
-        raise ValueError(f"No such column: {name!r}{hint}. {known}{advice}")
+        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}{advice}")
 
 
 def number_column(rows: Sequence[Row], name: str, places: Sequence[str] | None = None) -> Scores:

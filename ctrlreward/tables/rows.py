@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.arguments import did_you_mean
 from ctrlreward.extras import import_extra
 from ctrlreward.files import none_for_nan, parse_json, without_nan
 
@@ -52,10 +51,8 @@ def read_bytes(source: Path | str) -> bytes:
 
 
 def no_such_file(path: Path) -> FileNotFoundError:
-    """Return the error for a path that doesn't exist, with the most similar name in its folder."""
-    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    hint = did_you_mean(path.name, names, path.with_name)
-    return FileNotFoundError(f"No such file or folder: {path}{hint}")
+    """Return the error for a path that doesn't exist."""
+    return FileNotFoundError(f"No such file or folder: {path}")
 
 
 def decode_utf8(content: bytes, path: Path | str) -> str:

@@ -71,7 +71,7 @@ def files(
         for system in "AB"
     ]
     write_csv("systems.csv", outputs)
-    scores = {"log_likelihood": -1, "polarity": 0, "base.perplexity": 9, "tuned.perplexity": 8}
+    scores = {"log_likelihood": -1, "polarity": 0}
     for name in ("scored.csv", "base.csv", "tuned.csv"):
         write_csv(name, [row | scores for row in outputs])
     rated = [{"fluency": i % 4, "overall": i} for i in range(6)]
@@ -80,14 +80,10 @@ def files(
     load_policy(llama, LoRA(4), "cpu").save_pretrained("runs/tuned/adapter")
     for seed in (0, 1):
         Path(f"runs/seed{seed}").mkdir(parents=True)
-        transfer = {"score/accuracy": 0.8, "score/similarity": 0.5, "score/perplexity": 30.0}
-        steps = [{"step": i, "score/x": i + seed, "accuracy": i} | transfer for i in range(3)]
+        steps = [{"step": i, "score/x": i + seed} for i in range(3)]
         write_jsonl(f"runs/seed{seed}/metrics.jsonl", steps)
         last = Path(f"runs/seed{seed}/samples/score/step=000002.jsonl")
         write_scored_samples(last, as_samples(samples), {"x": [seed + i / 9 for i in range(6)]})
-    for name, shift in (("paper.csv", 0), ("ours.csv", 1)):
-        systems = [{"system": s, "accuracy": i + shift, "loss": 1} for i, s in enumerate("abc")]
-        write_csv(name, systems)
     stored = as_samples(samples, groups=range(len(samples)))
     for step in (1, 2):
         write_scored_samples(f"runs/demo/samples/score/step={step:06d}.jsonl", stored, {})

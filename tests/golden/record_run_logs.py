@@ -2,11 +2,11 @@
 
     python tests/golden/record_run_logs.py WHEELS OUT
 
-tests/golden/run_logs has what it wrote, without the name of the host in TensorBoard's file.
+tests/golden/run_logs has what it wrote.
 
-WHEELS has one folder per unpacked wheel, made by `pip download --no-deps verl openrlhf` and
-`python -m zipfile -e NAME.whl WHEELS/NAME`; TensorBoard must be installed. Each logger writes the
-rows of `ROWS`. Recorded with verl 0.9.1, OpenRLHF 0.11.2, TensorBoard 2.21.0.
+WHEELS has one folder per unpacked wheel, made by `pip download --no-deps verl` and
+`python -m zipfile -e NAME.whl WHEELS/NAME`. The logger writes the rows of `ROWS`. Recorded with
+verl 0.9.1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 
@@ -54,25 +54,12 @@ def record_verl(wheels: Path, out: Path) -> None:
     logger.finish()
 
 
-def record_tensorboard(wheels: Path, out: Path) -> None:
-    """TensorBoard of OpenRLHF's PPO trainer."""
-    (path,) = (wheels / "openrlhf").glob("*/purelib/openrlhf/utils/logging_utils.py")
-    names = SimpleNamespace(tensorboard_dir=str(out / "tensorboard"))
-    names.wandb = SimpleNamespace(run_name="ppo")
-    logger = load(path).TensorboardLogger(SimpleNamespace(logger=names))
-    for step, reward, accuracy in ROWS:
-        logger.log_train(step, {"reward": reward - 0.1, "kl": 0.25 * step})
-        logger.log_eval(step, {"eval_gsm8k_pass1": accuracy, "eval_gsm8k_reward": reward})
-    logger.close()
-
-
 def main() -> None:
     wheels, out = map(Path, sys.argv[1:])
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     wheels, out = wheels.resolve(), out.resolve()
     record_verl(wheels, out)
-    record_tensorboard(wheels, out)
 
 
 if __name__ == "__main__":

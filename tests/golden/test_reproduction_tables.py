@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from ctrlreward.cli import main
 from ctrlreward.functional.reproducibility import StudyAgreement, compare_tables
 from ctrlreward.recipes.papers.reproduction import tables as published_tables
 
@@ -100,23 +99,6 @@ def test_correlations_by_metric_and_by_system(study: Study) -> None:
         assert np.isnan(by_metric.pop("Sent pos"))
         assert set(by_metric.values()) == {1.0}
         assert (study.agreement.correlation.pearson, study.agreement.correlation.n) == (1.0, 12)
-
-
-def test_the_command_prints_the_study(
-    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = []
-    for number, table in enumerate(study.tables):
-        by_system = {s: {m: column[s] for m, column in table.items()} for s in study.systems}
-        files.append(tmp_path / f"{number}.json")
-        files[-1].write_text(json.dumps(by_system))
-    main(["compare", *map(str, files), "--reproduction", f"--output={tmp_path / 'found.json'}"])
-    printed = capsys.readouterr().out
-    upheld = study.printed["findings_upheld"].split("/")[0]
-    assert f"findings (type IV): {upheld} of {upheld} pairs of systems" in printed
-    (found,) = json.loads((tmp_path / "found.json").read_text())["studies"].values()
-    for system, values in found["systems"].items():
-        assert values["pearson"] > 0.99, system
 
 
 def test_the_package_has_the_papers_figures(content: dict[str, Any]) -> None:

@@ -19,7 +19,6 @@ from transformers import (
     Seq2SeqTrainingArguments,
     Trainer,
 )
-from wandb_runs import wait_for_files
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
@@ -93,13 +92,9 @@ def test_a_trainer_stops_and_loads_the_constrained_best(
 def test_the_files_of_a_run_tell_what_the_callbacks_decided(
     make_trainer: Callable[..., Trainer],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The trainer's files; and the folder of W&B alone, with the checkpoints of the trainer."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    trainer = make_trainer(**SELECTING | {"save_total_limit": None, "report_to": "wandb"})
+    trainer = make_trainer(**SELECTING | {"save_total_limit": None})
     best, stop = add_all(trainer, ["ab", "cd"], generation={"max_new_tokens": 4})
     trainer.train()
     run = read_stored_run(tmp_path / "run")
@@ -119,14 +114,12 @@ def test_the_files_of_a_run_tell_what_the_callbacks_decided(
     assert [each.stopped for each in decided] == [False] * 5 + [True]
     assert decided[-1].stop is not None
     assert decided[-1].stop.reason == "eval_" + stop.state.stopping_reason
-    (selected,) = [each.checkpoint for each in run.steps if each.step == best.selected_step]
+    (selected,) = run.checkpoints[best.selected_step]
     assert selected == tmp_path / "run" / "checkpoint-2"
-    wait_for_files(tmp_path)
     options = ["--maximise", "score/a", "--subject-to", "score/b>=0.5", "--stop", "patience=3"]
-    checkpoints = ["--checkpoints", str(tmp_path / "run")]
-    main(["select", str(tmp_path / "wandb"), *options, *checkpoints])
+    main(["select", str(tmp_path / "run"), *options])
     out = capsys.readouterr().out
-    assert f"keep {tmp_path / 'run' / 'checkpoint-2'}: eval/score/a is 0.5000 at step 2" in out
+    assert f"keep {selected}: eval_score/a is 0.5000 at step 2" in out
     assert "stop at step 6" in out
 
 

@@ -126,13 +126,6 @@ def test_items_without_a_name_are_paired_by_position() -> None:
     assert found["difference"] == pytest.approx((SYSTEMS["A"] - SYSTEMS["B"]).mean())
 
 
-def test_two_columns() -> None:
-    pairs = zip(rows("A"), rows("B"), strict=True)
-    write("s.jsonl", [{"prompt": a["prompt"], "new": a["ppl"], "old": b["ppl"]} for a, b in pairs])
-    found = compared("s.jsonl", "--columns", "new", "old")
-    assert found["score"]["means"]["new"] == pytest.approx(-SYSTEMS["A"].mean())
-
-
 def test_one_value_of_a_whole_system_is_not_tested(capsys: pytest.CaptureFixture[str]) -> None:
     records = [row | {"distinct_2": 0.4 if row["system"] == "A" else 0.7} for row in rows("A", "B")]
     write("s.jsonl", records)
@@ -171,7 +164,7 @@ def test_stored_samples_of_two_runs(
     ("arguments", "named"),
     [
         ("s.jsonl", "--by"),
-        ("s.jsonl --by sytem", "'system'"),
+        ("s.jsonl --by sytem", "'sytem'"),
         ("s.jsonl --by note", "note"),
         ("s.jsonl --by system --metrics nothing", "nothing"),
         ("s.jsonl --by system --metrics note", "note"),
@@ -179,9 +172,8 @@ def test_stored_samples_of_two_runs(
         ("s.jsonl other.jsonl --id prompt", "prompt"),
         ("s.jsonl few.jsonl", "--id"),
         ("s.jsonl s.jsonl", "twice"),
-        ("s.jsonl --columns quality absent", "absent"),
         ("texts.jsonl --by system", "ctrlreward score"),
-        ("table.json table.json", "--reproduction"),
+        ("table.json table.json", "table.json"),
         ("absent.csv s.jsonl", "absent.csv"),
         ("s.jsonl --by system --output o.csv", "--output"),
     ],

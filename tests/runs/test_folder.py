@@ -51,7 +51,7 @@ def test_evidence_is_what_the_scorer_had(tmp_path: Path, repeats: int) -> None:
         assert set(each.evidence) == set(expected[each.step])
         for key, row in each.evidence.items():
             np.testing.assert_allclose(row, expected[each.step][key], rtol=1e-12)
-        assert list(each.samples) == ["score"]
+    assert {name: list(by_step) for name, by_step in run.samples.items()} == {"score": [10, 20]}
 
 
 def test_keys_of_transformers_have_their_evidence(tmp_path: Path) -> None:
@@ -136,32 +136,12 @@ def test_steps_of_lightning_are_those_of_its_checkpoints(
         max_epochs=3,
     )
     trainer.fit(Epochs())
-    found = {
-        each.metrics["sim"]: each
-        for each in read_stored_run(tmp_path / "csv").steps
-        if "sim" in each.metrics
-    }
-    assert [each.step for each in found.values()] == [64, 128, 192]
+    run = read_stored_run(tmp_path / "csv")
+    found = {each.metrics["sim"]: each.step for each in run.steps if "sim" in each.metrics}
+    assert list(found.values()) == [64, 128, 192]
     best = found[max(found)]
-    assert best.checkpoint is not None
-    saved = torch.load(best.checkpoint, weights_only=True, map_location="cpu")
-    assert saved["global_step"] == best.step == 128
-
-
-def test_late_scores_are_of_the_step_of_their_texts(tmp_path: Path) -> None:
-    """As an overlapped `GenerationScorer` logs them."""
-    rows = [
-        {"step": 10, "loss": 1.0},
-        {"step": 20, "loss": 0.5, "score/sim": 0.9, "score/scored_step": 10.0},
-        {"step": 30, "score/sim": 0.4, "score/scored_step": 20.0, "other/sim": 0.1},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = {each.step: dict(each.metrics) for each in read_stored_run(tmp_path).steps}
-    assert found == {
-        10: {"loss": 1.0, "score/sim": 0.9},
-        20: {"loss": 0.5, "score/sim": 0.4},
-        30: {"other/sim": 0.1},
-    }
+    saved = torch.load(run.checkpoints[best][0], weights_only=True, map_location="cpu")
+    assert saved["global_step"] == best == 128
 
 
 def test_a_scorer_that_measures_something_else_starts_a_new_reference(tmp_path: Path) -> None:

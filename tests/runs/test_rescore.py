@@ -188,8 +188,8 @@ def test_the_same_scores_are_the_logged_ones(
             np.testing.assert_array_equal(after.evidence[key], row)
             np.testing.assert_array_equal(before.evidence[prefix + key], row)
         old, new = (
-            (each.samples["score"].samples, each.samples["score"].scores)
-            for each in (before, after)
+            (each.samples["score"][before.step].samples, each.samples["score"][before.step].scores)
+            for each in (run, done.after)
         )
         assert new[0] == old[0]
         for name, values in old[1].items():

@@ -17,7 +17,6 @@ from ctrlreward.cli import main
 from ctrlreward.runs import report
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.report_contents import contents
-from ctrlreward.runs.reproduction import compare_runs, read_run
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
 
@@ -51,10 +50,6 @@ def shuffled(texts: list[Text], step: int) -> list[Text]:
     """As a loader that shuffles validation leaves them: completions of a prompt stay together."""
     order = np.random.default_rng(step).permutation(PROMPTS)
     return [text for i in order for text in texts if text.prompt == i]
-
-
-def null(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
 
 
 def lines(file: Path, rows: list[Any]) -> None:
@@ -105,21 +100,9 @@ def write_verl(folder: Path) -> None:
         lines(folder / "validation" / f"{step}.jsonl", rows)
 
 
-def write_records(folder: Path) -> None:
-    rows = [
-        {"step": step, "prompt_id": f"q{each.prompt}", "prompt": f"Question {each.prompt}?",
-         "completion": each.text,
-         "scores": {"reward": null(each.reward), "brevity": null(each.brevity)}}
-        for step, texts in numbers().items()
-        for each in texts
-    ]  # fmt: skip
-    lines(folder / "eval.jsonl", rows)
-
-
 WRITERS: dict[str, tuple[Callable[[Path], None], str, tuple[str, str]]] = {
     "trl": (write_trl, "completions", ("accuracy", "brevity")),
     "verl": (write_verl, "validation", ("score", "brevity")),
-    "records": (write_records, "eval", ("reward", "brevity")),
 }
 
 
@@ -226,14 +209,6 @@ def test_the_report_has_texts_verdict_and_diagnosis(kind: str, tmp_path: Path) -
     assert {each["phrase"] for each in found["phrases"]} >= {"very good 30"}
 
 
-def test_a_run_without_a_log_is_compared(tmp_path: Path) -> None:
-    write_verl(tmp_path / "a")
-    write_verl(tmp_path / "b")
-    runs = [read_run(str(tmp_path / each)) for each in "ab"]
-    assert set(runs[0].curves["validation/score"]) == {*STEPS}
-    assert compare_runs(runs, ["validation/score"]).studies
-
-
 # What is read
 
 
@@ -244,26 +219,11 @@ def test_a_log_beside_the_texts(tmp_path: Path) -> None:
     assert run.source == "verl"
     assert run.steps[1].metrics["actor/entropy"] == 0.5
     assert "validation/score" in run.steps[1].evidence
-    write_records(tmp_path / "own")
-    lines(tmp_path / "own" / "log.jsonl", [{"step": 20, "loss": 0.5}])
-    assert read_stored_run(tmp_path / "own").log == tmp_path / "own" / "log.jsonl"
-
-
-def test_one_file_a_parquet_file_and_a_checkpoint(tmp_path: Path) -> None:
-    write_records(tmp_path)
-    (tmp_path / "checkpoint-20").mkdir()
-    run = read_stored_run(tmp_path / "eval.jsonl")
-    assert (run.folder, run.source) == (tmp_path, "texts")
-    assert run.steps[1].checkpoint == tmp_path / "checkpoint-20"
-    rows = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "eval.parquet")
-    again = read_stored_run(tmp_path / "eval.parquet")
-    assert [each.metrics for each in again.steps] == [each.metrics for each in run.steps]
 
 
 def test_prompts_with_more_or_fewer_texts(tmp_path: Path, printed: Callable[..., str]) -> None:
     rows = [
-        {"step": step, "prompt": f"{i}", "completion": f"text {i} {j}", "scores": {"r": i + step}}
+        {"step": step, "input": f"{i}", "output": f"text {i} {j}", "r": i + step}
         for step in (1, 2)
         for i in range(8)
         for j in range(2 if i else 3)
@@ -326,24 +286,24 @@ def test_prompts_that_change_for_good_are_a_new_reference(
 
 
 def test_an_incomplete_last_line_is_not_read(tmp_path: Path) -> None:
-    write_records(tmp_path)
-    file = tmp_path / "eval.jsonl"
+    write_verl(tmp_path)
+    file = tmp_path / "validation" / "30.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole[:-20])
-    left = read_stored_run(tmp_path).samples["eval"][30]
+    left = read_stored_run(file).samples["validation"][30]
     assert len(left.samples) == PROMPTS * REPEATS - 1
-    more = json.dumps({"step": 40, "prompt": "p", "completion": "c", "scores": {"reward": 1}})
-    file.write_bytes(whole + more.encode())  # complete without the end of its line
+    row = {**json.loads(whole.splitlines()[0]), "step": 40}
+    file.write_bytes(whole + json.dumps(row).encode())  # complete without the end of its line
     assert [each.step for each in read_stored_run(tmp_path).steps] == [*STEPS, 40]
 
 
 def test_files_of_several_kinds_are_sets_of_their_own_and_ours_come_first(tmp_path: Path) -> None:
     write_verl(tmp_path)
-    write_records(tmp_path)
-    assert set(read_stored_run(tmp_path).samples) == {"validation", "eval"}
-    write_ours(tmp_path, "score", ("a", "b"))
-    assert list(read_stored_run(tmp_path).samples) == ["score"]
-    assert list(read_stored_run(tmp_path / "eval.jsonl").samples) == ["eval"]
+    write_trl(tmp_path)
+    assert set(read_stored_run(tmp_path).samples) == {"validation", "completions"}
+    write_trl(tmp_path / "both")
+    write_ours(tmp_path / "both", "score", ("a", "b"))
+    assert list(read_stored_run(tmp_path / "both").samples) == ["score"]
 
 
 # Errors
@@ -366,6 +326,7 @@ def without(key: str) -> Callable[[list[Any]], list[Any]]:
         (without("output"), "20.jsonl:4"),
         (lambda rows: [{**rows[0], "output": 7}, *rows], "20.jsonl:1"),
         (lambda rows: [rows[0], [1]], "20.jsonl:2"),
+        (lambda rows: [{**rows[0], "step": "ten"}, *rows], "20.jsonl:1"),
     ],
 )
 def test_a_broken_row_is_named(change: Any, place: str, tmp_path: Path) -> None:
@@ -373,13 +334,9 @@ def test_a_broken_row_is_named(change: Any, place: str, tmp_path: Path) -> None:
         read_stored_run(broken(tmp_path, write_verl, "validation/20.jsonl", change))
 
 
-@pytest.mark.parametrize("wrong", [{"step": "ten"}, {"scores": [1]}])
-def test_a_broken_record_or_table_is_named(wrong: Any, tmp_path: Path) -> None:
-    change = lambda rows: [{**rows[0], **wrong}, *rows]  # noqa: E731
-    with pytest.raises(ValueError, match=r"eval\.jsonl:1"):
-        read_stored_run(broken(tmp_path / "records", write_records, "eval.jsonl", change))
-    write_trl(tmp_path / "trl")
-    file = tmp_path / "trl" / "completions" / "completions_00020.parquet"
+def test_a_damaged_table_is_named(tmp_path: Path) -> None:
+    write_trl(tmp_path)
+    file = tmp_path / "completions" / "completions_00020.parquet"
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(ValueError, match=file.name):
-        read_stored_run(tmp_path / "trl")
+        read_stored_run(tmp_path)

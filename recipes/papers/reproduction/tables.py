@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from ctrlreward.functional.reproducibility import StudyAgreement, Table, compare_tables
-from ctrlreward.runs.reproduction import read_run
 
 # Scores of the `original` outputs and of their `reproduction` (Tables 1 and 2) with the deviations
 # that the paper prints, its `cv_star` (Tables 3 and 4), and the figures that the original `authors`
@@ -25,7 +25,13 @@ _DIFFERENCES = """The paper's mean for Topic W, 1.27, is of rounded cells: (2.22
 @cache
 def printed(run: str) -> Mapping[str, Table]:
     """Return study → metric → system → value of a `run` of the file, such as `"original"`."""
-    return read_run(f"{SCORES}:run={run}").studies
+    studies: dict[str, dict[str, dict[str, float]]] = {}
+    with open(SCORES, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["run"] == run:
+                metrics = studies.setdefault(row["study"], {})
+                metrics.setdefault(row["metric"], {})[row["system"]] = float(row["value"])
+    return studies
 
 
 def agreements() -> dict[str, StudyAgreement]:
