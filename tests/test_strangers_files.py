@@ -315,14 +315,15 @@ CONTROLS = "worth\x1b[2J\x9b2J\a\u202e"
     "command",
     [
         ["select", "first", "--maximise", CONTROLS],
-        ["compare", "first", "second"],
+        ["compare", "rows.jsonl", "other.jsonl"],
         ["report", "first"],
         ["score", "rows.jsonl", "scored.jsonl", "--scorers", "Distinct", "--names", CONTROLS],
     ],
     ids=" ".join,
 )
 def test_names_do_not_control_the_terminal(command: list[str], capsys: Captured) -> None:
-    for name in ("rows.jsonl", "first/metrics.jsonl", "second/metrics.jsonl"):
+    shutil.copy("rows.jsonl", "other.jsonl")
+    for name in ("rows.jsonl", "other.jsonl", "first/metrics.jsonl"):
         rows = [json.loads(line) for line in Path(name).read_text().splitlines()]
         rows = [{**row, CONTROLS: row.pop("worth")} for row in rows]
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))

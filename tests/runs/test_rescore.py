@@ -354,7 +354,7 @@ def test_scores_of_more_than_the_texts_are_refused(
     (folder / "judge.yaml").write_text(yaml.safe_dump(judge))
     Share.calls.clear()
     error = refused(folder, capsys=capsys)
-    assert "'history' for answer; 'source' for content" in error
+    assert "step=000001.jsonl has no 'history', which Share needs" in error
     assert Share.calls == []
     assert not any(path.is_file() for path in (folder / "run" / "rescored").rglob("*"))
 
