@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,12 +12,12 @@ from os import PathLike, fspath
 from typing import Any, Generic, TypedDict, TypeVar
 
 import torch
+from tqdm import tqdm
 
 from ctrlreward.arguments import kind_of, one_of, positive
 from ctrlreward.models.accelerators import free_unused, scoring_device
 from ctrlreward.models.dtypes import DTYPES, Dtype, pick_dtype
 from ctrlreward.models.sharing import locked
-from ctrlreward.progress import write_line
 from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.samples import shortened
 from ctrlreward.scorers.base import Scorer
@@ -165,7 +166,7 @@ class ModelScorer(Scorer, Generic[Model]):
 def _say(line: str) -> None:
     """Write a line once in each process."""
     if rank_and_ranks()[0] == 0:
-        write_line(line)
+        tqdm.write(line, file=sys.stderr)
 
 
 def check_loaded(model: object, *members: str) -> None:
