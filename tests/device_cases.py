@@ -1,4 +1,4 @@
-"""Every scorer with a model, built from folders of models: what runs on a device."""
+"""Every scorer, built from folders of models."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from ctrlreward.scorers import (
     AttributeClassifier,
     BARTScore,
     CTRLEval,
+    Distinct,
+    FunctionScorer,
     Judge,
+    LexiconSentiment,
     Perplexity,
+    Repetition,
     RewardModel,
     Rubric,
     Scorer,
     Similarity,
+    Task,
     TransferQuality,
 )
 from ctrlreward.scorers.alignment import AspectName
@@ -37,11 +42,7 @@ SAMPLES = Samples(
     contexts=["A menu of soups."] * 4,
     histories=["How was the food?"] * 4,
 )
-LABELS = {0: "negative", 1: "positive"}
-ALIGNED = {0: "aligned", 1: "hallucinated"}
 RUBRIC = Rubric("Good? {text}\nyes or no:", {"yes": 1, "no": 0})
-CAUSAL = ("llama", "bloom", "mamba")  # prefix trees, positions by a bias, padded rows
-SEQ2SEQ = ("pegasus", "t5")
 DIALOG: tuple[AspectName, ...] = (
     "preservation",
     "consistency",
@@ -62,11 +63,15 @@ def quality(folders: Mapping[str, str], options: ModelOptions) -> Scorer:
         Accuracy(folders["classifier"], **options),
         Similarity(folders["encoder"], **options),
         Perplexity(folders["llama"], **options),
+        thresholds=(0, 0, 1e5, 0),  # wide, so that no sample earns exactly 0
     )
 
 
+# A family of models for each way in which texts share a batch: prefix trees (Llama), positions by a
+# bias (BLOOM), padded rows (Mamba), masked texts with merged decoder rows (PEGASUS, T5), texts,
+# pairs of texts.
 CASES: dict[str, Build] = {
-    **{f"CTRLEval {name}": partial(ctrleval, name) for name in (*CAUSAL, *SEQ2SEQ)},
+    **{f"CTRLEval {m}": partial(ctrleval, m) for m in ("llama", "bloom", "mamba", "pegasus", "t5")},
     "Perplexity llama": lambda f, o: Perplexity(f["llama"], **o),
     "Perplexity mamba": lambda f, o: Perplexity(f["mamba"], **o),
     "Judge": lambda f, o: Judge(f["llama"], RUBRIC, **o),
@@ -84,6 +89,33 @@ CASES: dict[str, Build] = {
     "Similarity": lambda f, o: Similarity(f["encoder"], **o),
     "TransferQuality": quality,
 }
+
+
+WORDS = {"negative": ["bad", "awful"], "positive": ["good", "nice"]}
+TASK = Task(["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"], WORDS)
+TOPICS = Task(
+    ["<gen_result> It was about <mask_token>."],
+    {"positive": ["tea"], "negative": ["rain"], "x": ["y"]},
+)
+NEUTRAL = ["A lake.", "Nobody said a word about the rain. " * 6]
+
+POINTWISE: Mapping[str, Build] = {
+    **CASES,
+    "CTRLEval bart": lambda f, o: CTRLEval(f["bart"], TASK, **o),
+    "CTRLEval calibrated": lambda f, o: CTRLEval(
+        f["llama"], TOPICS, ["attribute_relevance"], calibration=NEUTRAL, **o
+    ),
+    "Perplexity gpt2 truncated": lambda f, o: Perplexity(f["gpt2"], **o),
+}
+# Without a model there is no batch: exactly the same.
+EXACT: Mapping[str, Build] = {
+    "FunctionScorer": lambda f, o: FunctionScorer(lambda texts: [*map(len, texts)], pointwise=True),
+    "LexiconSentiment": lambda f, o: LexiconSentiment(),
+    "Repetition": lambda f, o: Repetition(f["gpt2"], n=2),
+    "Similarity of word vectors": lambda f, o: Similarity(f["vectors"]),
+}
+GROUPED: Mapping[str, Build] = {"Distinct": lambda f, o: Distinct(f["gpt2"])}
+SCORERS: Mapping[str, Build] = {**POINTWISE, **EXACT, **GROUPED}
 
 
 def samples_of(case: str, samples: Samples) -> Samples:

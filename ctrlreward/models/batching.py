@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 # Characters of one window of texts on the CPU, about 47 texts of 60 words; more for larger passes.
 # Tokens are kept for one window only, so that memory does not grow with the texts.
-_WINDOW_CHARACTERS = 2**14
+WINDOW_CHARACTERS = 2**14
 
 # Measured on two cores with 32 MiB of cache and models of width 256 to 576: budgets of 1024 to 4096
 # tokens take the same time, 8192 up to 1.8 times as long; 2048 takes less memory than 4096.
@@ -73,7 +73,7 @@ def logits_within(batch_tokens: int, device: torch.device) -> int:
 
 def windows(sizes: Sequence[int], batch_tokens: int = _CPU_TOKENS) -> Iterator[range]:
     """Yield indices of items to score together, by their numbers of characters, or a single one."""
-    largest = _WINDOW_CHARACTERS * max(1, batch_tokens // _CPU_TOKENS)
+    largest = WINDOW_CHARACTERS * max(1, batch_tokens // _CPU_TOKENS)
     start = characters = 0
     for i, size in enumerate((*sizes, largest + 1)):  # which ends the last window
         if i > start and characters + size > largest:

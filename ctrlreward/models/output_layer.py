@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # cache between the matrix product and its logsumexp, and weights are read once for many states.
 # Blocks of 16 MiB took up to 25 % longer and, through heap fragmentation, five times the memory
 # (2,048 states); full rows took twice as long.
-_CPU_BLOCK, _MIN_WORDS = 2**20, 2**10
+CPU_BLOCK, MIN_WORDS = 2**20, 2**10
 _CUDA_BLOCK = 2**22
 
 
@@ -27,11 +27,11 @@ def block_shape(block: int | None, states: int, vocabulary: int, device: str) ->
     """Return the states and words of a block of logits: whole rows on an accelerator."""
     if device != "cpu":
         return max(1, min(states, (block or _CUDA_BLOCK) // vocabulary)), vocabulary
-    block = block or _CPU_BLOCK
-    most = max(1, block // _MIN_WORDS)
+    block = block or CPU_BLOCK
+    most = max(1, block // MIN_WORDS)
     rows = -(-states // -(-states // most)) if states else 1  # blocks of equal size
     # A smaller block of few states is as fast; a large budget asks for few operations.
-    words = _MIN_WORDS if block <= _CPU_BLOCK else max(_MIN_WORDS, block // rows)
+    words = MIN_WORDS if block <= CPU_BLOCK else max(MIN_WORDS, block // rows)
     return rows, min(vocabulary, words)
 
 

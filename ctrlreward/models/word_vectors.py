@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -19,26 +19,8 @@ from ctrlreward.models.words import split_words_and_marks
 
 Matrix = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.float64]
-Split = Callable[[str], Sequence[str]]
 
 _VECTORS, _WORDS, _IDF = "vectors.safetensors", "words.json", "idf.json"
-
-
-class WordMatrix(Mapping[str, Matrix]):
-    """Vectors of distinct words, the rows of a float32 array, which may be mapped from a file."""
-
-    def __init__(self, words: Iterable[str], matrix: Matrix) -> None:
-        self.matrix = matrix
-        self.row_of = {word: row for row, word in enumerate(words)}
-
-    def __getitem__(self, word: str) -> Matrix:
-        return self.matrix[self.row_of[word]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.row_of)
-
-    def __len__(self) -> int:
-        return len(self.row_of)
 
 
 class WordVectors:
@@ -48,9 +30,9 @@ class WordVectors:
     sentences is about 0.8.
 
     Args:
-        vectors: Vector of each word, all of the same width.
-        idf: Weight of each word, 0 or more, such as its idf; other words get the
-            largest weight. None weights all words equally.
+        vectors: Vector of each word, all of the same width; or words and the matrix of their rows.
+        idf: Weight of each word, 0 or more; other words get the largest weight. None weights all
+            words equally.
         split: Splits a text into words; by default in lower case and apart from punctuation.
 
     Examples:
@@ -62,51 +44,42 @@ class WordVectors:
 
     def __init__(
         self,
-        vectors: Mapping[str, npt.ArrayLike],
+        vectors: Mapping[str, npt.ArrayLike] | tuple[Sequence[str], Matrix],
         idf: Mapping[str, float] | None = None,
-        split: Split = split_words_and_marks,
+        split: Callable[[str], Sequence[str]] = split_words_and_marks,
     ) -> None:
-        if not isinstance(vectors, WordMatrix):
-            rows = [np.asarray(vector, np.float32) for vector in vectors.values()]
-            vectors = WordMatrix(vectors, np.stack(rows))
-        if not all(weight >= 0 for weight in (idf or {}).values()):
-            raise ValueError("idf must be 0 or more")
-        self.vectors = vectors
+        if isinstance(vectors, Mapping):
+            vectors = [*vectors], np.stack([np.asarray(v, np.float32) for v in vectors.values()])
+        words, self.matrix = vectors
+        self.rows = {word: row for row, word in enumerate(words)}
         self.idf = idf or {}
+        if not all(weight >= 0 for weight in self.idf.values()):
+            raise ValueError("idf must be 0 or more")
         self.unseen = max(self.idf.values(), default=1.0)
         self.split = split
 
     @property
     def width(self) -> int:
         """Numbers of a vector."""
-        return self.vectors.matrix.shape[1]
+        return self.matrix.shape[1]
 
     @classmethod
-    def load(
-        cls,
-        name: str | PathLike[str],
-        idf: Mapping[str, float] | None = None,
-        split: Split = split_words_and_marks,
-    ) -> WordVectors:
+    def load(cls, name: str | PathLike[str], idf: Mapping[str, float] | None = None) -> WordVectors:
         """Load `"glove-6b-50d"`, or a folder written by `save`; `idf` of None keeps its weights.
 
         The short name is Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0), downloaded
-        on first use (76 MB). The matrix is mapped, so that only the rows in use take memory.
-
-        Raises:
-            ValueError: The name is unknown.
-            OSError: The download failed.
-            ImportError: The first use of a short name needs the package pyarrow.
+        on first use (76 MB, needs pyarrow). The matrix is mapped: only the rows in use take memory.
         """
-        name = str(name)
-        folder = vector_folder(name)
+        folder = vector_folder(str(name))
         if folder is None:
             names = " or ".join(sources.VECTOR_NAMES)
-            raise ValueError(f"name must be a folder of WordVectors.save or {names}, got {name!r}")
+            raise ValueError(
+                f"name must be a folder of WordVectors.save or {names}, got {str(name)!r}"
+            )
         if idf is None and (folder / _IDF).is_file():
             idf = read_json(folder / _IDF)
         matrix = load_file(folder / _VECTORS)["vectors"].numpy()
-        return cls(WordMatrix(read_json(folder / _WORDS), matrix), idf, split)
+        return cls((read_json(folder / _WORDS), matrix), idf)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write vectors and idf, but not `split`, as a folder for `load` and `Similarity`.
@@ -117,16 +90,13 @@ class WordVectors:
         if path.exists() and vector_folder(str(path)) is None and any(path.iterdir()):
             raise FileExistsError(f"folder must be new or one of word vectors, got {path}")
         with whole_folder(path) as unfinished:
-            _write(unfinished, [*self.vectors], self.vectors.matrix)
+            _write(unfinished, [*self.rows], self.matrix)
             if self.idf:
                 (unfinished / _IDF).write_text(json.dumps(dict(self.idf)), encoding="utf-8")
 
     @classmethod
     def from_file(
-        cls,
-        path: str | PathLike[str],
-        idf: Mapping[str, float] | None = None,
-        split: Split = split_words_and_marks,
+        cls, path: str | PathLike[str], idf: Mapping[str, float] | None = None
     ) -> WordVectors:
         """Read a text file in the GloVe or word2vec format: one word and its numbers per line.
 
@@ -134,8 +104,7 @@ class WordVectors:
         vector of a repeated word is kept. A ValueError names a line with other numbers.
         """
         vectors: dict[str, Matrix] = {}
-        # Only "\n" ends a line, since words may contain other white space. A word that is not UTF-8
-        # matches no text.
+        # Only "\n" ends a line, since words may contain other white space.
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 fields = line.rstrip(" \r\n").split(" ")
@@ -152,7 +121,7 @@ class WordVectors:
                 if not word or not np.isfinite(vector).all():
                     raise ValueError(f"{path}:{number} must have a word and {width} finite numbers")
                 vectors.setdefault(word, vector)
-        return cls(vectors, idf, split)
+        return cls(vectors, idf)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors along Σ idf(w) · v(w) over all words w of a text, with repetitions.
@@ -166,10 +135,9 @@ class WordVectors:
 
     def sum(self, text: str) -> Vectors:
         """Return Σ idf(w) · v(w) over the words of a text, shape (width,)."""
-        row_of = self.vectors.row_of
-        words = [word for word in self.split(text) if word in row_of]
+        words = [word for word in self.split(text) if word in self.rows]
         weights = np.array([self.idf.get(word, self.unseen) for word in words])
-        rows = self.vectors.matrix[[row_of[word] for word in words]]
+        rows = self.matrix[[self.rows[word] for word in words]]
         return weights @ rows.reshape(-1, self.width)
 
 

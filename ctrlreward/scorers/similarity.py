@@ -23,8 +23,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
 
     Args:
         model: Local folder, Hugging Face id or short name of a sentence encoder; a folder written
-            by `WordVectors.save`, or `"glove-6b-50d"`; or an object with an `embed` method, such as
-            the `WordVectors` of Pang & Gimpel (2019).
+            by `WordVectors.save`, or `"glove-6b-50d"`; or an object with an `embed` method.
         **options: See `ModelOptions`.
 
     Examples:

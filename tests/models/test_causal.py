@@ -14,7 +14,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.sources import resolve
 from ctrlreward.models.tasks import Continuation
 
 TEXT = "The food was good, and the staff was friendly."
@@ -154,26 +153,7 @@ def test_of_a_target_that_is_too_long_itself_the_end_is_left_out(
     np.testing.assert_allclose(found.log_probs, llama_twin.log_probs(kept, 1), atol=1e-5)
 
 
-def test_a_text_of_exactly_the_context_is_whole(
-    llama: CausalLM, llama_twin: PlainCausal, caplog: pytest.LogCaptureFixture
-) -> None:
-    ids = llama_twin.tokens("", " good" * 64)[0]
-    assert len(ids) == 64  # with the start token 65, the last of which is not read
-    (found,) = continued(llama, [Pair("", " good" * 64)])
-    assert caplog.messages == []
-    np.testing.assert_allclose(found.log_probs, llama_twin.log_probs([0, *ids], 1), atol=1e-5)
-
-
 # The token that begins a document.
-
-
-def test_a_chat_models_separator_begins_the_document(tiny_causal: Callable[..., str]) -> None:
-    folder = tiny_causal("llama", ("<|im_start|>", "<|endoftext|>"))
-    ids = PlainCausal(folder).tokens("", TEXT)[0]
-    (found,) = continued(CausalLM(folder), [Pair("", TEXT)])
-    np.testing.assert_allclose(
-        found.log_probs, PlainCausal(folder).log_probs([1, *ids], 1), atol=1e-5
-    )
 
 
 def test_what_the_tokenizer_puts_before_a_text_begins_the_document(
@@ -203,16 +183,3 @@ def test_without_a_start_token_the_first_token_is_no_target(
     assert found.ids.tolist() == ids[1:]
     np.testing.assert_allclose(found.log_probs, PlainCausal(folder).log_probs(ids, 1), atol=1e-5)
     assert len(one.ids) == len(one.log_probs) == len(none.ids) == len(none.log_probs) == 0
-
-
-def test_a_real_model() -> None:
-    lm = CausalLM("smollm2-135m")
-    batch = [Pair("The capital of France is", word) for word in (" Paris", " Berlin", " a")]
-    twin = PlainCausal(resolve("smollm2-135m"))
-    start = twin.tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    found = continued(lm, batch)
-    for (context, target), scores in zip(batch, found, strict=True):
-        ids, context_tokens = twin.tokens(context, target)
-        expected = twin.log_probs([start, *ids], context_tokens + 1)
-        np.testing.assert_allclose(scores.log_probs, expected, atol=1e-4)
-    assert found[0].log_probs.mean() > found[1].log_probs.mean() + 2

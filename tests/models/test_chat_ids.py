@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,26 +125,6 @@ def test_the_model_of_a_trainer_reads_what_the_template_makes_of_the_prompt(
         with inputs_seen(trainer.model) as seen:
             generator.generate(generator.samples.as_prompts(), 1, 0)
         assert unpadded(seen[0]) == [template_ids(tokenizer, chat, True) for chat in chats]
-
-
-@pytest.mark.parametrize("adds", [True, False])
-def test_the_engine_of_a_trainer_reads_the_same(
-    adds: bool, chat_folder: Callable[[str], str]
-) -> None:
-    kind = "BOS of tokenizer and template" if adds else "BOS of the tokenizer alone"
-    tokenizer = AutoTokenizer.from_pretrained(chat_folder(kind))
-    read: list[list[int]] = []
-
-    def generate(prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]]]:
-        read.extend(prompts)
-        return None, [[5]] * len(prompts)
-
-    model = AutoModelForCausalLM.from_pretrained(chat_folder(kind))
-    engine = SimpleNamespace(generate=generate, sync_weights=lambda: None)
-    trainer = SimpleNamespace(processing_class=tokenizer, model=model, vllm_generation=engine)
-    generator = TrainerGenerator(trainer, {"prompt": [messages(QUESTION)]})
-    generator.complete(generator.samples.prompts or ())
-    assert read == [template_ids(tokenizer, messages(QUESTION), True)]
 
 
 def test_a_token_does_not_reach_from_a_chat_into_the_answer(

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ctrlreward import CTRLEval, Distinct, Perplexity, Similarity
+from ctrlreward import CTRLEval, Perplexity, Similarity
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import chat_pieces, control_tokens, text_reader
 from ctrlreward.models.pairs import encode_pairs
@@ -151,19 +151,6 @@ def test_a_control_token_that_a_normalizer_would_make(
     special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
     assert special & {*published}
     assert not special & {*ids}
-
-
-def test_a_given_tokenizer_is_left_as_it_is(
-    tokenizer_of: Callable[[str], PreTrainedTokenizerBase],
-) -> None:
-    tokenizer = tokenizer_of("gpt2")
-    before = (len(tokenizer), tokenizer.split_special_tokens, tokenizer("<|endoftext|>").input_ids)
-    Distinct(tokenizer).score(["<|endoftext|> <|endoftext|>"], groups=["a"])
-    assert before == (
-        len(tokenizer),
-        tokenizer.split_special_tokens,
-        tokenizer("<|endoftext|>").input_ids,
-    )
 
 
 def test_a_mask_in_a_text_is_not_the_blank(tiny_t5: str, tiny_bart: str, pegasus: str) -> None:

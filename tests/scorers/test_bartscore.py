@@ -65,6 +65,26 @@ def test_equals_the_loss_of_one_plain_pass_per_pair(
     )
 
 
+def test_columns_are_those_of_the_wanted_scores(
+    tiny_bart: str, tiny_llama: Callable[[str], str]
+) -> None:
+    scorer = BARTScore(tiny_bart, ASPECTS)
+    assert scorer.loaded_model is CTRLEval(tiny_bart).loaded_model  # type: ignore[comparison-overlap]
+    assert set(scorer.required_columns()) == {"sources", "references"}
+    only = scorer["faithfulness"](TEXTS, sources=SOURCES)
+    np.testing.assert_allclose(only, scorer.score(SAMPLES)["faithfulness"], atol=1e-6)
+    some = BARTScore(tiny_bart, "all").score(TEXTS, sources=SOURCES)
+    assert list(some) == ["faithfulness"]
+    with pytest.raises(MissingColumn, match="references"):
+        scorer["recall"](TEXTS, sources=SOURCES)
+    with pytest.raises(MissingColumn, match="sources"):
+        BARTScore(tiny_bart).score(TEXTS)
+    with pytest.raises(ValueError, match="model"):
+        BARTScore(tiny_llama(" abc.")).score(["a"], sources="b")
+    with pytest.raises(ValueError, match="aspects"):
+        BARTScore(aspects="faithfullness")  # type: ignore[arg-type]
+
+
 def test_what_the_model_cannot_read_is_cut_and_named(
     tiny_bart: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,25 +92,3 @@ def test_what_the_model_cannot_read_is_cut_and_named(
     scores = BARTScore(tiny_bart).score(["Good.", long], sources=[long, "Soup."])
     assert np.isfinite(scores["faithfulness"]).all()
     assert sum("is truncated" in message for message in caplog.messages) == 2
-
-
-def test_columns_are_those_of_the_wanted_scores(tiny_bart: str) -> None:
-    scorer = BARTScore(tiny_bart, ASPECTS)
-    assert set(scorer.required_columns()) == {"sources", "references"}
-    only = scorer["faithfulness"](TEXTS, sources=SOURCES)
-    np.testing.assert_allclose(only, scorer.score(SAMPLES)["faithfulness"], atol=1e-6)
-    with pytest.raises(MissingColumn, match="references"):
-        scorer["recall"](TEXTS, sources=SOURCES)
-    with pytest.raises(MissingColumn, match="sources"):
-        BARTScore(tiny_bart).score(TEXTS)
-
-
-def test_the_model_is_that_of_ctrleval(tiny_bart: str) -> None:
-    assert BARTScore(tiny_bart).loaded_model is CTRLEval(tiny_bart).loaded_model
-
-
-def test_errors_say_what_to_give(tiny_llama: Callable[[str], str]) -> None:
-    with pytest.raises(ValueError, match=r"has no encoder to read the source. Use an encoder"):
-        BARTScore(tiny_llama(" abc.")).score(["a"], sources="b")
-    with pytest.raises(ValueError, match="aspects"):
-        BARTScore(aspects="faithfullness")  # type: ignore[arg-type]

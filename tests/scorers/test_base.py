@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,16 +11,13 @@ from hypothesis import strategies as st
 
 from ctrlreward.failures import Failures, ItemError, rows_named
 from ctrlreward.reward import Reward
-from ctrlreward.samples import MissingColumn, Samples
-from ctrlreward.scorers.alignment import Alignment
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import (
     Component,
     Scored,
     Scorer,
     Scores,
     ScoreSpec,
-    check_columns,
-    checked_scores,
     score,
 )
 
@@ -50,17 +46,6 @@ class Lengths(Scorer):
         }
 
 
-def test_a_component_is_a_score_with_its_spec() -> None:
-    scorer = Lengths()
-    assert scorer["label"] == Component(scorer, "label")
-    assert not scorer["label"].spec.higher_is_better
-
-
-def test_an_unknown_score_raises() -> None:
-    with pytest.raises(KeyError, match="Lengths has no score 'sad'; it has text, label, samples"):
-        Lengths()["sad"]
-
-
 ROWS = st.lists(st.tuples(st.sampled_from(["a", "b", "bcd"]), st.sampled_from(["x", "yz"])))
 
 
@@ -78,6 +63,14 @@ def test_scores_come_in_the_given_order_and_repeated_samples_are_scored_once(
     assert len(scorer.calls) == bool(rows)
     for given_rows in scorer.calls:
         assert len(given_rows) == (len({*rows}) if pointwise else len(rows))
+
+
+def test_an_unknown_score_raises_and_a_known_one_is_a_component() -> None:
+    scorer = Lengths()
+    assert scorer["label"] == Component(scorer, "label")
+    assert scorer["label"].spec.mode == "min"
+    with pytest.raises(KeyError, match="sad"):
+        scorer["sad"]
 
 
 def test_each_scorer_is_called_once_for_all_its_scores() -> None:
@@ -152,31 +145,6 @@ def test_the_rounding_of_bfloat16_is_in_range_and_the_scorer_keeps_its_array() -
     assert own[1] == np.inf
 
 
-def test_the_check_of_an_array_has_no_loop_over_samples() -> None:
-    """It takes less than a microsecond per sample."""
-
-    def lines(n: int) -> int:
-        """Return how many lines and calls of Python the check of n samples runs."""
-        count, before = 0, sys.gettrace()
-
-        def trace(*_: Any) -> Any:
-            nonlocal count
-            count += 1
-            return trace
-
-        samples, scorer = Samples(["a"] * n), Returns(None)
-        returned = {"ease": np.linspace(0, 1, n)}
-        sys.settrace(trace)
-        try:
-            checked_scores(scorer, samples, returned, ["ease"])
-        finally:
-            sys.settrace(before)
-        return count
-
-    lines(10)  # imports
-    assert 10 < lines(10_000) == lines(10)
-
-
 @pytest.mark.parametrize("call", CALLS)
 def test_an_exception_of_a_scorer_names_it(call: str) -> None:
     """Also where only the message is shown: by another rank, or by a server."""
@@ -187,7 +155,7 @@ def test_an_exception_of_a_scorer_names_it(call: str) -> None:
 
     with pytest.raises(KeyError, match="odd") as raised:
         CALLS[call](Raises(None), Samples(["a", "b", "a"]))
-    assert raised.value.__notes__ == ["raised by Raises (ease) for 2 samples"]
+    assert "Raises" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -199,27 +167,8 @@ def test_a_panic_of_a_tokenizer_is_an_ordinary_error(call: str) -> None:
         def score_samples(self, samples: Samples) -> dict[str, Scores]:
             raise PanicException("byte index 3")
 
-    message = r"another library failed while scoring Panics \(ease\): byte index 3"
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(RuntimeError, match=r"Panics .*byte index 3"):
         CALLS[call](Panics(None), Samples(["a"]))
-
-
-def test_an_attribute_error_within_a_property_is_not_hidden() -> None:
-    class Mine(Returns):
-        @property
-        def ratio(self) -> float:
-            return self.returned.numerator  # type: ignore[no-any-return]
-
-    with pytest.raises(AttributeError, match="'dict' object has no attribute 'numerator'"):
-        _ = Mine({}).ratio
-
-
-def test_columns_of_several_references_are_there() -> None:
-    relevance = Alignment("minilm-l6", aspects="relevance")["relevance"]
-    samples = Samples(["soup"], sources=["broth"], references=[("stew", "pot")])
-    check_columns({"relevance": relevance}, samples)
-    with pytest.raises(MissingColumn, match="references"):
-        check_columns({"relevance": relevance}, Samples(["soup"], sources=["broth"]))
 
 
 class Picky(Returns):

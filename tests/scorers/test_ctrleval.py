@@ -5,19 +5,28 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from string import ascii_letters
+from typing import Any
 
 import numpy as np
 import pytest
-from asked_models import FOOD, blank
+from asked_models import FOOD, Favouring, blank
 from failed_rows import failures_of
-from numpy.testing import assert_array_equal
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 from plain_models import PlainCausal, PlainSeq2Seq
 
 from ctrlreward.failures import ItemError
 from ctrlreward.models.frequency import InverseFrequency
+from ctrlreward.models.tasks import Blank
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.ctrleval import CTRLEval
+from ctrlreward.scorers.ctrleval import (
+    CTRLEval,
+    coherence_blanks,
+    relevance_blanks,
+)
+from ctrlreward.scorers.task import Evaluator, Task
 
 ASPECTS = ("coherence", "consistency", "attribute_relevance")
 
@@ -34,34 +43,222 @@ def scores(scorer: CTRLEval) -> dict[str, Scores]:
     return scorer.score(FOOD)
 
 
+def like(scorer: CTRLEval, **options: Any) -> CTRLEval:
+    """A scorer with other options and the same model."""
+    other = CTRLEval(scorer.model, **options)
+    other.iwf = scorer.iwf
+    return other
+
+
+# Patterns
+
+
+def test_each_sentence_is_blanked_in_turn() -> None:
+    assert coherence_blanks(["One.", "Two.", "Three."]) == (
+        Blank((" ",), (" Two.", " Three."), ("One.",), ends=True),
+        Blank(("One.", " "), (" Three.",), ("Two.",), ends=True),
+        Blank(("One.", " Two.", " "), (" ",), ("Three.",), ends=True),
+    )
+    assert coherence_blanks([]) == ()
+
+
+def test_each_prompt_has_a_slot_for_the_text() -> None:
+    prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
+    evaluators = [Evaluator(prompts[0], ("good", "bad")), Evaluator(prompts[0], ("nice", "sad"))]
+    evaluators.append(Evaluator(prompts[1], ("good", "bad")))
+
+    def expected(text: str) -> tuple[Blank, ...]:
+        return (
+            Blank((text, " It was "), (".",), ("good", "bad", "nice", "sad"), closing="."),
+            Blank(("Just ",), ("! ", text), ("good", "bad"), closing="!"),
+        )
+
+    blanks = relevance_blanks(evaluators)
+    assert blanks == expected("<gen_result>")
+    assert tuple(each.about("A meal.") for each in blanks) == expected("A meal.")
+
+
+@given(
+    st.text(st.sampled_from("a ."), max_size=3), st.permutations(["<gen_result>", "<mask_token>"])
+)
+def test_a_text_may_contain_slot_names(around: str, slots: list[str]) -> None:
+    text = around + "".join(slots) + around
+    for prompt in ("<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"):
+        (each,) = relevance_blanks([Evaluator(prompt, ("good",))])
+        sides = {"".join(side) for side in each.about(text)[:2]}
+        assert sides in ({f"{text} It was ", "."}, {"It was ", f". {text}"})
+
+
+# Evaluators and weights
+
+
 def test_the_evaluators_are_a_classifier(scorer: CTRLEval, scores: dict[str, Scores]) -> None:
     values = scorer.probabilities([*FOOD.texts, ""])
     assert scorer.labels == ("negative", "positive")
-    np.testing.assert_allclose(values[:3].sum(axis=1), 1)
-    chosen = values[[0, 1, 2], [1, 1, 0]]
-    np.testing.assert_allclose(chosen, scores["attribute_relevance"], atol=1e-5)
+    assert_allclose(values[:3].sum(axis=1), 1)
+    assert_allclose(values[[0, 1, 2], [1, 1, 0]], scores["attribute_relevance"], atol=1e-5)
     assert np.isnan(values[3]).all()
     assert scorer.probabilities([]).shape == (0, 2)
 
 
-def test_weights_come_from_a_table_or_an_object_or_wordfreq(scorer: CTRLEval, pegasus: str) -> None:
+def test_weights_come_from_a_table_or_an_object_or_wordfreq(pegasus: str) -> None:
     table = Path(pegasus) / "iwf.txt"
     given = [str(table), InverseFrequency.from_file(table), None]
-    weights = []
-    for iwf in given:
-        other = CTRLEval(scorer.model, iwf=iwf)
-        weights.append(other.iwf.weights)
-    np.testing.assert_array_equal(weights[0], weights[1])
-    expected = InverseFrequency.from_wordfreq(scorer.loaded_model.tokenizer).weights
-    np.testing.assert_array_equal(weights[2], expected)
+    first, second, default = (CTRLEval(pegasus, iwf=iwf).iwf.weights for iwf in given)
+    assert_array_equal(first, second)
+    tokenizer = CTRLEval(pegasus).loaded_model.tokenizer
+    assert_array_equal(default, InverseFrequency.from_wordfreq(tokenizer).weights)
+    with pytest.raises(ValueError, match="iwf"):
+        CTRLEval(pegasus, iwf=InverseFrequency(np.ones(7))).score(FOOD)
+    for weights in ("mean", "beta"):  # the plain mean needs no table
+        one = CTRLEval(pegasus, aspects="coherence", iwf="no/such/table.txt", weights=weights)
+        if weights == "mean":
+            assert np.isfinite(one.score(FOOD)["coherence"]).all()
+        else:
+            with pytest.raises(OSError, match="table"):
+                one.score(FOOD)
 
 
-def test_weights_of_another_vocabulary_raise(scorer: CTRLEval) -> None:
-    other = CTRLEval(scorer.model, iwf=InverseFrequency(np.ones(7)))
-    with pytest.raises(
-        ValueError, match="iwf has 7 weights, and the model's tokenizer has 307 tokens"
-    ):
-        other.score(FOOD)
+def test_the_plain_mean_folds_the_scores_of_single_evaluators(scorer: CTRLEval) -> None:
+    """A task of one evaluator has its score, a single sentence its own log-probability."""
+    prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
+    words = {"negative": ["bad", "very poor"], "positive": ["good", "very nice"]}
+
+    def relevance(task: Task, **options: Any) -> Scores:
+        one = like(scorer, task=task, aspects="attribute_relevance", **options)
+        return one.score(FOOD)["attribute_relevance"]
+
+    single = [
+        relevance(Task([prompt], {label: [row[i]] for label, row in words.items()}))
+        for prompt in prompts
+        for i in (0, 1)
+    ]
+    folded = relevance(Task(prompts, words), weights="mean")
+    assert_allclose(folded, np.mean(single, axis=0), atol=1e-5)
+    plain = like(scorer, weights="mean").score(FOOD)
+    for i, aspects in enumerate(scorer.explain(FOOD)):
+        for aspect in ("coherence", "consistency"):
+            mean = np.mean([e.score for e in aspects[aspect].evaluators])
+            assert plain[aspect][i] == pytest.approx(mean, abs=1e-5)
+
+
+def test_a_subset_scores_its_own_evaluators_only(scorer: CTRLEval) -> None:
+    part = like(scorer, aspects=["attribute_relevance"], evaluators=7)
+    part.loaded_model = recorder = Favouring(scorer.loaded_model)
+    part.score(FOOD)
+    for text, task in zip(FOOD.texts, *recorder.calls, strict=True):
+        assert task.text == text
+        received = [each.about(text) for each in task.blanks]
+        pairs = [
+            ("".join(each.left), "".join(each.right), word)
+            for each in received
+            for word in each.targets
+        ]
+        expected = []
+        for prompt, words in part.task.subset(7, seed=0):
+            left, right = prompt.split("<mask_token>")
+            filled = (left.replace("<gen_result>", text), right.replace("<gen_result>", text))
+            expected += [(*filled, word) for word in words]
+        assert pairs == expected
+        assert len({(each.left, each.right) for each in received}) == len(received)
+
+
+# Verbalizers of several tokens
+
+PHRASES = Task(
+    ["<gen_result> It was <mask_token>."],
+    {"negative": ["bad", "not very good"], "positive": ["good", "very good"]},
+)
+
+
+def share_of_sums(log_probs: list[list[float]]) -> Scores:
+    """β-weighted label probabilities: each label's sum over the sum of all."""
+    sums = np.exp(np.array(log_probs)).sum(axis=1)
+    return np.asarray(sums / sums.sum())
+
+
+def mean_share(log_probs: list[list[float]]) -> Scores:
+    """Each label's share of an evaluator's words, averaged over evaluators."""
+    evaluators = np.exp(np.array(log_probs)).T
+    return np.asarray((evaluators / evaluators.sum(axis=1, keepdims=True)).mean(axis=0))
+
+
+def test_phrases_as_filled_by_an_encoder_decoder(scorer: CTRLEval) -> None:
+    plain = PlainSeq2Seq("pegasus", scorer.model)
+
+    def likelihood(phrase: str) -> float:
+        asked = blank(f"{FOOD.texts[0]} It was ", ".", (phrase,))
+        return float(plain.log_probs(*plain.passes(asked, phrase)).mean())
+
+    assert len(plain.ids("not very good")) == 7
+    expected = [[likelihood(w) for w in words] for words in PHRASES.verbalizers.values()]
+    result = like(scorer, task=PHRASES).probabilities(FOOD.texts[:1])[0]
+    assert_allclose(result, share_of_sums(expected), atol=1e-5)
+
+
+def test_phrases_as_continued_by_a_decoder(tiny_llama: Callable[[str], str]) -> None:
+    """Phrases are scored to the end of the prompt, without β by default."""
+    folder = tiny_llama(ascii_letters + " .!,:\n")
+    plain = PlainCausal(folder)
+
+    def likelihood(phrase: str) -> float:
+        context = f"{FOOD.texts[0]} It was"
+        ids = plain.tokenizer(f"{context} {phrase}.").input_ids  # a token a character
+        return float(plain.log_probs([0, *ids], 1 + len(context)).mean())
+
+    expected = [[likelihood(w) for w in words] for words in PHRASES.verbalizers.values()]
+    for weights, fold in ((None, mean_share), ("beta", share_of_sums)):
+        result = CTRLEval(folder, PHRASES, weights=weights).probabilities(FOOD.texts[:1])[0]  # type: ignore[arg-type]
+        assert_allclose(result, fold(expected), atol=1e-5)
+
+
+# Explanations
+
+
+@pytest.mark.parametrize("weights", ["beta", "mean"])
+def test_the_weighted_mean_of_an_explanation_is_the_score(scorer: CTRLEval, weights: str) -> None:
+    same = like(scorer, weights=weights, evaluators=6)
+    result = same.score(FOOD)
+    explained = same.explain(FOOD)
+    assert [list(parts) for parts in explained] == [list(ASPECTS)] * 3
+    for i, parts in enumerate(explained):
+        for aspect, part in parts.items():
+            assert part.aspect == aspect
+            assert part.score == pytest.approx(result[aspect][i], rel=1e-5)
+            assert sum(e.weight for e in part.evaluators) == pytest.approx(1)
+            mean = sum(e.score * e.weight for e in part.evaluators)
+            assert mean == pytest.approx(part.score, rel=1e-12)
+
+
+def test_an_explanation_names_the_patterns(scorer: CTRLEval) -> None:
+    task = Task(["<gen_result> So <mask_token>!"], {"negative": ["bad"], "positive": ["good"]})
+    (parts,) = like(scorer, task=task).explain(FOOD[:1])
+    patterns = {
+        aspect: [(e.left, e.target, e.right, e.candidates) for e in part.evaluators]
+        for aspect, part in parts.items()
+    }
+    first, second = "The food was good.", "We will come back."
+    remainder = f" was good. {second}"
+    assert patterns == {
+        "coherence": [(" ", first, f" {second}", (first,)), (f"{first} ", second, " ", (second,))],
+        "consistency": [
+            ("The food ", remainder, "", (remainder,)),
+            ("", "The food", f" {remainder}", ("The food",)),
+        ],
+        "attribute_relevance": [("<gen_result> So ", "good", "!", ("bad", "good"))],
+    }
+
+
+def test_a_text_without_a_score_is_explained_by_nothing(scorer: CTRLEval) -> None:
+    explained = scorer.explain(Samples(["", "A dog."], prefixes=["", "A"], labels=["negative"] * 2))
+    for part in explained[0].values():
+        assert np.isnan(part.score)
+        assert part.evaluators == ()
+    counts = {aspect: len(part.evaluators) for aspect, part in explained[1].items()}
+    assert counts == {"coherence": 1, "consistency": 2, "attribute_relevance": 72}
+
+
+# The model
 
 
 def test_the_model_is_loaded_at_first_use_and_again_after_release(pegasus: str) -> None:
@@ -73,11 +270,24 @@ def test_the_model_is_loaded_at_first_use_and_again_after_release(pegasus: str) 
     scorer.to("cpu")
     gc.collect()
     assert loaded() is None
-    after = scorer.score(FOOD)
-    np.testing.assert_array_equal(before["consistency"], after["consistency"])
+    assert_array_equal(before["consistency"], scorer.score(FOOD)["consistency"])
 
 
-# Bad input.
+def test_a_real_model_tells_praise_from_blame() -> None:
+    praise = [
+        "The food was delicious, and the staff made us feel at home. I loved every minute.",
+        "What a wonderful film, I laughed and cried and want to see it again.",
+    ]
+    blame = [
+        "The food was cold and bland, and the waiter shouted at us. I hated every minute.",
+        "What a dull film, I yawned for two hours and want my money back.",
+    ]
+    scorer = CTRLEval("smollm2-135m", aspects=["attribute_relevance"], evaluators=4)
+    values = scorer.score(praise + blame, labels="positive")["attribute_relevance"]
+    assert (values[:2] > values[2:] + 0.2).all()
+
+
+# Bad input
 
 
 @pytest.mark.parametrize(
@@ -90,11 +300,7 @@ def test_the_model_is_loaded_at_first_use_and_again_after_release(pegasus: str) 
     ],
 )
 def test_what_has_no_score_is_nan_and_named(
-    text: str,
-    prefix: str,
-    nan: list[str],
-    scorer: CTRLEval,
-    scores: dict[str, Scores],
+    text: str, prefix: str, nan: list[str], scorer: CTRLEval, scores: dict[str, Scores]
 ) -> None:
     bad = Samples([text], prefixes=[prefix], labels=["negative"])
     samples = Samples.concat([FOOD[:1], bad, FOOD[1:]])
@@ -102,7 +308,7 @@ def test_what_has_no_score_is_nan_and_named(
     assert failures_of(scorer, samples).keys() == {1}
     for aspect, values in result.items():
         assert np.isnan(values).tolist() == [False, aspect in nan, False, False]
-        np.testing.assert_allclose(values[[0, 2, 3]], scores[aspect], atol=1e-5)
+        assert_allclose(values[[0, 2, 3]], scores[aspect], atol=1e-5)
 
 
 def test_a_text_that_the_splitter_leaves_nothing_of_is_nan_and_named(scorer: CTRLEval) -> None:
@@ -116,16 +322,14 @@ def test_only_the_first_max_tokens_are_read(
 ) -> None:
     model = tiny_llama(ascii_letters + " .")  # a token per character
     text = "The food was good. We ate. It was late. "
-    columns = {"prefixes": "The food", "labels": "positive"}
-    cut = CTRLEval(model, max_tokens=26).score(["A.", text * 9], **columns | {"prefixes": ""})
-    assert "360 tokens: only the first 26" in caplog.messages[0]
-    whole = CTRLEval(model, max_tokens=None).score(["A.", text[:26]], **columns | {"prefixes": ""})
+    columns = {"prefixes": "", "labels": "positive"}
+    cut = CTRLEval(model, max_tokens=26).score(["A.", text * 9], **columns)
+    assert "360 tokens" in caplog.messages[0]
+    whole = CTRLEval(model, max_tokens=None).score(["A.", text[:26]], **columns)
     for aspect, values in whole.items():
         assert_array_equal(values, cut[aspect])
-    short = CTRLEval(model, "topic", "consistency", max_tokens=5).score([text], **columns)
-    assert np.isnan(short["consistency"]).all()  # nothing is left after the prefix
-    with pytest.raises(ValueError, match="max_tokens must be positive, got 0"):
-        CTRLEval(model, max_tokens=0)
+    short = CTRLEval(model, "topic", "consistency", max_tokens=5)
+    assert np.isnan(short.score([text], prefixes="The food")["consistency"]).all()
 
 
 def test_an_unknown_label_raises(scorer: CTRLEval) -> None:
@@ -133,43 +337,27 @@ def test_an_unknown_label_raises(scorer: CTRLEval) -> None:
         scorer.score(FOOD.replace(labels=["positive", "postive", "negative"]))
 
 
-@pytest.mark.parametrize("aspects", [["fluency"], []])
-def test_unknown_aspects_raise(aspects: list[str]) -> None:
-    message = r"aspects must be 'all' or one or more of coherence, consistency, attribute_relevance"
-    with pytest.raises(ValueError, match=message):
-        CTRLEval(aspects=aspects)
+WRONG: list[dict[str, Any]] = [
+    {"aspects": ["fluency"]},
+    {"aspects": []},
+    {"weights": "max"},
+    {"evaluators": 73},
+    {"max_tokens": 0},
+    {"calibration": ["It is late.", " "]},
+    {"calibration": "It is late."},
+    {"calibration": []},
+]
 
 
-# A real model.
-
-
-def test_a_real_model_tells_praise_from_blame() -> None:
-    praise = [
-        "The food was delicious, and the staff made us feel at home. I loved every minute.",
-        "What a wonderful film, I laughed and cried and want to see it again.",
-        "The hotel was spotless, quiet and cheap. We will come back.",
-    ]
-    blame = [
-        "The food was cold and bland, and the waiter shouted at us. I hated every minute.",
-        "What a dull film, I yawned for two hours and want my money back.",
-        "The hotel was dirty, noisy and overpriced. We will never come back.",
-    ]
-    scorer = CTRLEval("smollm2-135m", aspects=["attribute_relevance"], evaluators=4)
-    values = scorer.score(Samples(praise + blame, labels=["positive"] * 6))["attribute_relevance"]
-    assert (values[:3] > values[3:] + 0.2).all()
+@pytest.mark.parametrize("options", WRONG)
+def test_wrong_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        CTRLEval(**options)
 
 
 # White space between prefix and remainder
 
-SPACES = [" ", "  ", "\n", "\t", " \n", "\n\n"]
 FAMILIES = ["llama", "gpt2", "pegasus", "t5", "bart"]
-
-
-@pytest.fixture(scope="module")
-def folder_of(
-    tiny_causal: Callable[..., str], seq2seq_folders: dict[str, str]
-) -> Callable[[str], str]:
-    return lambda family: seq2seq_folders.get(family) or tiny_causal(family)
 
 
 def plain_consistency(family: str, folder: str, remainder: str) -> float:
@@ -190,19 +378,18 @@ def plain_consistency(family: str, folder: str, remainder: str) -> float:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", [" ", "  ", "\t", " \n", "\n\n"])
 def test_white_space_after_the_prefix_belongs_to_the_remainder(
-    family: str, space: str, folder_of: Callable[[str], str]
+    family: str, space: str, tiny_causal: Callable[..., str], seq2seq_folders: dict[str, str]
 ) -> None:
-    folder = folder_of(family)
-    options = {"aspects": "consistency", "weights": "mean", "calibration": False}
-    scorer = CTRLEval(folder, **options)  # type: ignore[arg-type]
+    folder = seq2seq_folders.get(family) or tiny_causal(family)
+    scorer = CTRLEval(folder, aspects="consistency", weights="mean", calibration=False)
     text = f"The food{space}was good."
     prefixes = ["The food" + space[:n] for n in range(len(space) + 1)]
     found = scorer.score([text] * len(prefixes), prefixes=prefixes)["consistency"]
-    np.testing.assert_array_equal(found, found[0])
+    assert_array_equal(found, found[0])
     expected = plain_consistency(family, folder, f"{space}was good.")
     if space == " " or family in ("llama", "gpt2", "bart"):  # others read any as a space
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert_allclose(found, expected, atol=1e-5)
     alone = scorer.score([text, text, text + space], prefixes=[text, "", text])["consistency"]
     assert np.isnan(alone).all()

@@ -74,21 +74,24 @@ def test_score_explanation_and_probabilities_agree(causal: str) -> None:
     assert (np.abs(without - scores) > 1e-3).all()
 
 
+@pytest.mark.parametrize(
+    ("family", "task", "expected"),
+    [("causal", TASK, True), ("causal", TWO, False), ("pegasus", TASK, False)],
+)
 def test_by_default_only_a_decoder_with_three_labels_or_more_is_calibrated(
-    pegasus: str, causal: str
+    family: str, task: Task, expected: bool, request: pytest.FixtureRequest
 ) -> None:
-    for model, task, expected in (
-        (causal, TASK, True),
-        (causal, TWO, False),
-        (pegasus, TASK, False),
-    ):
-        default, explicit = (
-            relevance(model, calibration, task).probabilities(TEXTS)
-            for calibration in (None, expected)
-        )
-        np.testing.assert_array_equal(default, explicit)
-        other = relevance(model, not expected, task).probabilities(TEXTS)
-        assert np.abs(default - other).max() > 1e-3
+    """And only a decoder has neutral contexts."""
+    model = request.getfixturevalue(family)
+    default, explicit, other = (
+        relevance(model, calibration, task).probabilities(TEXTS)
+        for calibration in (None, expected, not expected)
+    )
+    np.testing.assert_array_equal(default, explicit)
+    assert np.abs(default - other).max() > 1e-3
+    gained, plain = (CTRLEval(model, task, calibration=c).score(PAIRS) for c in (None, False))
+    for aspect in ("coherence", "consistency"):
+        assert (np.abs(gained[aspect] - plain[aspect]).max() > 1e-3) == (family == "causal")
 
 
 def test_reference_texts_are_scored_once_until_the_model_is_freed(causal: str) -> None:
@@ -124,6 +127,10 @@ def test_half_of_the_neutral_likelihood_of_a_sentence_or_a_prefix_is_taken_off(c
     references = ["It is late.", "They said so.", "A third text is not read."]
     scorer = CTRLEval(causal, TASK, weights="mean", calibration=references)
     scores = scorer.score(PAIRS)
+    for i, parts in enumerate(scorer.explain(PAIRS)):
+        assert {name: part.score for name, part in parts.items()} == {
+            n: v[i] for n, v in scores.items()
+        }
     food, paid = "The food was good.", "We paid little."
     alone = mean_log_prob(scorer, "", "", "My dog sleeps.")
     patterns = {  # of each text: its context, and on which side a neutral text replaces it
@@ -146,46 +153,6 @@ def test_half_of_the_neutral_likelihood_of_a_sentence_or_a_prefix_is_taken_off(c
                 expected[-1] -= np.mean(neutral) / 2
         assert scores[aspect][i] == pytest.approx(np.mean(np.minimum(expected, 0)), abs=1e-5)
     assert scores["coherence"][1] == pytest.approx(alone / 2, abs=1e-5)  # has no context to gain by
-
-
-def test_explanations_hold_the_calibrated_scores(causal: str) -> None:
-    scorer = CTRLEval(causal, TASK)
-    scores = scorer.score(PAIRS)
-    for i, aspects in enumerate(scorer.explain(PAIRS)):
-        for aspect, found in aspects.items():
-            mean = sum(e.score * e.weight for e in found.evaluators)
-            assert mean == pytest.approx(found.score, rel=1e-12) == scores[aspect][i]
-
-
-def test_by_default_only_a_decoder_has_neutral_contexts(pegasus: str, causal: str) -> None:
-    for model, changes in ((causal, True), (pegasus, False)):
-        default, without = (
-            CTRLEval(model, TASK, calibration=calibration).score(PAIRS)
-            for calibration in (None, False)
-        )
-        for aspect in ("coherence", "consistency"):
-            assert (np.abs(default[aspect] - without[aspect]).max() > 1e-3) == changes
-
-
-def test_coherence_scores_no_prompt(causal: str) -> None:
-    scorer = CTRLEval(causal, TASK, "coherence", weights="mean", calibration=True)
-    scorer.loaded_model = model = Favouring(scorer.loaded_model)
-    scorer.score(TEXTS)
-    blanks = [each for call in model.calls for task in call for each in task.blanks]
-    assert all(each.closing is None for each in blanks)
-
-
-@pytest.mark.parametrize(
-    ("calibration", "message"),
-    [
-        (["It is late.", " "], r"calibration\[1\] = ' ' is not text"),
-        ("It is late.", "calibration must be a list of strings, got 'It is late.'"),
-        ([], r"len\(calibration\) must be positive, got 0"),
-    ],
-)
-def test_reference_texts_that_cannot_be_scored_raise(calibration: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CTRLEval(calibration=calibration)
 
 
 def test_a_real_model_ranks_texts_of_four_topics_in_one_order() -> None:

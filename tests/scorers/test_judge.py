@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from failed_rows import failures_of
-from judge_server import Serve
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from judge_server import Refusal, Serve
+from plain_models import PlainCausal
 
-from ctrlreward import Criterion, Judge, Reward, Rubric, Samples
-from ctrlreward.cli import main
-from ctrlreward.models.tasks import TokenScores
-from ctrlreward.scorers.judge import closed
+from ctrlreward import Criterion, Judge, Reward, RewardBatch, Rubric, Samples
+from ctrlreward.callbacks.report import scored_texts
+from ctrlreward.command_line.reward_file import build_reward
+from ctrlreward.held_out import HeldOutScorer
+from ctrlreward.scorers.records import read_scored_file, sample_table, write_scored_samples
 from ctrlreward.scorers.rubric import read_answer
 
 NAN = float("nan")
@@ -31,22 +33,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # A local model
 
 
-def plain_chances(folder: str, context: str, answers: list[str], chat: bool = False) -> np.ndarray:
+def plain_chances(folder: str, context: str, answers: list[str]) -> np.ndarray:
     """Probability of each answer after the context, by transformers alone."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    plain = PlainCausal(folder)
     sums = []
     for answer in answers:
-        ids = tokenizer(context + answer, add_special_tokens=False).input_ids
-        start = len(tokenizer(context, add_special_tokens=False).input_ids)
-        # The library reads a start token if the model has one, and the template writes none.
-        begin = [] if chat else [tokenizer.bos_token_id or tokenizer.eos_token_id]
-        start -= chat
-        with torch.inference_mode():
-            logits = model(torch.tensor([begin + ids])).logits[0].log_softmax(-1)
-        sums.append(sum(float(logits[i, ids[i + chat]]) for i in range(start, len(ids) - chat)))
-    chances = np.exp(sums)
-    return chances / chances.sum()
+        ids, read = plain.tokens(context, answer)
+        sums.append(plain.log_probs([0, *ids], read + 1).sum())
+    return np.asarray(np.exp(sums) / np.exp(sums).sum())
 
 
 @pytest.fixture
@@ -87,30 +81,6 @@ def test_an_answer_is_not_the_beginning_of_another(folder: str, answers, continu
     assert found[0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_rating_can_reach_the_top_of_its_range() -> None:
-    certain, never = 0.0, -20.0
-    ids, log_probs = [*range(1, 10), 1, 0], [certain, *[never] * 8, certain, certain]
-    answers = TokenScores(np.array(ids), np.array(log_probs), np.array([*[1] * 9, 2]))
-    chances = closed(answers)
-    assert chances @ range(1, 11) / chances.sum() == pytest.approx(10, abs=1e-5)
-
-
-def test_doubled_braces_are_text() -> None:
-    rubric = Rubric("Say {{first}} or {{second}}: {text}", {"first": 1, "second": 0})
-    assert rubric.columns == ("texts",)
-
-
-def test_a_chat_template_is_used(folder: str, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = "{% for m in messages %}q: {{ m.content }}{% endfor %} a: "
-    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    rating = Judge(str(tmp_path), RATE)["warmth"](TEXTS)
-    prompt = f"q: {RATE.prompt.format(text=TEXTS[0])} a: "
-    chances = plain_chances(folder, prompt, ["1", "2", "3"], chat=True)
-    assert rating[0] == pytest.approx(chances @ [1, 2, 3], abs=1e-4)
-
-
 def test_criteria_of_a_local_model_have_a_prompt_each(folder: str) -> None:
     criteria = {"warm": WARM, "cold": Criterion("Cold:", [3, 1])}
     judge = Judge(folder, Rubric("Rate: {text}", criteria=criteria, reason=True))
@@ -122,10 +92,6 @@ def test_criteria_of_a_local_model_have_a_prompt_each(folder: str) -> None:
         chances = plain_chances(folder, f"Rate: {text}\n\n{cold}", [" 3", " 1"])
         assert found["cold"][i] == pytest.approx(chances @ [3, 1], abs=1e-4)
     np.testing.assert_allclose(found["rating"], (3 * found["warm"] + found["cold"]) / 4)
-
-
-def test_empty_texts_fail(folder: str) -> None:
-    assert np.isnan(Judge(folder, RATE).score(["", "Tea."])["warmth"]).tolist() == [True, False]
 
 
 # A server
@@ -151,39 +117,194 @@ def test_ratings_of_a_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> N
     assert (body["temperature"], body["max_tokens"]) == (0, 16)
 
 
-def test_without_a_key_none_is_sent(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+# The mean is (3 · polite + 1 · short) / 4.
+TWO = Rubric(
+    "Rate this reply: {text}",
+    criteria={
+        "polite": Criterion("Is it polite?", [1, 2, 3], weight=3),
+        "short": Criterion("Is it short?", {"yes": 1, "no": 0}),
+    },
+    reason=True,
+)
+
+
+def judgement(**scores: Any) -> str:
+    return json.dumps({n: {"reason": f"{n} is {s}", "score": s} for n, s in scores.items()})
+
+
+# Criteria
+
+
+def test_all_criteria_are_asked_in_one_call(serve: Serve) -> None:
+    server = serve(lambda _: judgement(polite=3, short="no"))
+    judge = Judge("m", TWO, server.address)
+    found = judge.score(["Thank you."])
+    # (3 · 3 + 1 · 0) / 4
+    assert {n: v.tolist() for n, v in found.items()} == {
+        "rating": [2.25],
+        "polite": [3],
+        "short": [0],
+    }
+    # (3 · 1 + 0) / 4 and (3 · 3 + 1) / 4
+    ranges = {"rating": (0.75, 2.5), "polite": (1.0, 3.0), "short": (0.0, 1.0)}
+    assert {name: spec.range for name, spec in judge.specs.items()} == ranges
+    ((_, _, body),) = server.requests
+    assert body["response_format"]["type"] == "json_schema"
+    schema = body["response_format"]["json_schema"]["schema"]
+    assert (schema["required"], schema["additionalProperties"]) == (["polite", "short"], False)
+    polite, short = (schema["properties"][name]["properties"] for name in ("polite", "short"))
+    assert list(polite) == ["reason", "score"]
+    assert polite["score"]["enum"] == [1, 2, 3]
+    assert short["score"]["enum"] == ["yes", "no"]
+    message = body["messages"][0]["content"]
+    assert message.startswith("Rate this reply: Thank you.")
+    assert "- short: Is it short? One of yes, no." in message
+    assert body["max_tokens"] > 2 * 256  # two reasons
+
+
+WHOLE = (1.75, 2.0, 1.0)  # (3 · 2 + 1) / 4
+FAILED = (NAN, NAN, NAN)
+REPLIES: dict[str, tuple[str | None, tuple[float, ...]]] = {
+    "whole": (judgement(polite=2, short="yes"), WHOLE),
+    "thought": (f"<think>{{2}}</think>{judgement(polite=2, short='yes')}", WHOLE),
+    "fenced": (f"```json\n{judgement(polite=2, short='yes')}\n```", WHOLE),
+    "missing": (judgement(short="yes"), (NAN, NAN, 1.0)),
+    "outside": (judgement(polite=4, short="yes"), (NAN, NAN, 1.0)),
+    "none": (judgement(polite=None, short=True), FAILED),
+    "flat": ('{"polite": 3, "short": "no"}', FAILED),
+    "cut": (judgement(polite=2, short="yes")[:-20], FAILED),
+    "list": ("[1, 2]", FAILED),
+    "words": ("It is very polite.", FAILED),
+    "empty": (None, FAILED),
+}
+
+
+def test_a_wrong_criterion_is_nan_and_counted(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(lambda message: REPLIES[message.split("reply: ")[1].split("\n")[0]][0])
+    found = Judge("m", TWO, server.address).score([*REPLIES])
+    rated = np.stack([found[name] for name in ("rating", "polite", "short")], axis=1)
+    np.testing.assert_array_equal(rated, [expected for _, expected in REPLIES.values()])
+    (message,) = caplog.messages
+    assert message.startswith("8 of 11 samples")
+
+
+# Reasons
+
+
+def test_reasons_are_stored_with_the_samples(serve: Serve, tmp_path: Path) -> None:
+    polite = judgement(polite=3, short="no")
+    server = serve(lambda message: polite if "Thank" in message else "words")
+    judge = Judge("m", TWO, server.address)
+    held_out = HeldOutScorer({"mean": judge["rating"], "tone": judge["polite"]}, Samples(["A"] * 3))
+    samples = Samples(["Thank you.", "No.", "  "])
+    path = tmp_path / "step=000001.jsonl"
+    held_out.score_samples(samples, path)
+    again, scores, _, reasons, _ = read_scored_file(path)
+    assert reasons == {
+        "mean": ["polite: polite is 3\nshort: short is no", "", ""],
+        "tone": ["polite is 3", "", ""],
+    }
+    assert again == samples
+    header, rows = sample_table(samples, scores, 3, reasons)
+    assert header == ["text", "mean", "tone", "mean_reason", "tone_reason"]
+    assert rows[0] == ["Thank you.", 2.25, 3.0, *(each[0] for each in reasons.values())]
+    kept = tmp_path / "before.jsonl"
+    write_scored_samples(kept, samples, {})
+    for name in ("polite", "short"):  # one after the other
+        scored_texts(kept, {name: judge[name]}, 0, "folder")
+    assert read_scored_file(kept).reasons == {
+        "polite": ["polite is 3", "", ""],
+        "short": ["short is no", "", ""],
+    }
+
+
+def test_reasons_of_a_reward(serve: Serve) -> None:
+    server = serve(lambda _: judgement(polite=3, short="no"))
+    reward = Reward({"tone": (Judge("m", TWO, server.address)["polite"], 1.0)})
+    first, second = reward(["One.", "Two."]), reward(["Three."])
+    assert first.reasons == {"tone": ["polite is 3"] * 2}
+    both = RewardBatch.concat([first, replace(second, reasons={})])
+    assert both.reasons == {"tone": ["polite is 3", "polite is 3", ""]}
+    assert both[1:].reasons == {"tone": ["polite is 3", ""]}
+
+
+# Outages
+
+
+def test_a_busy_server_is_waited_for_as_long_as_it_asks(serve: Serve) -> None:
+    replies: list[Any] = [*[Refusal(503, "0.3")] * 2, *[Refusal(429, "0.3")] * 3, "3", "1"]
+    server = serve(lambda _: replies.pop(0))
+    judge = Judge("m", RATE, server.address, concurrency=1)
+    started = time.monotonic()
+    assert judge.score(["A", "B"])["warmth"].tolist() == [3.0, 1.0]
+    assert time.monotonic() - started > 5 * 0.3
+    assert len(server.requests) == 7
+
+
+def slow(_: str) -> str:
+    time.sleep(2)
+    return "3"
+
+
+@pytest.mark.parametrize(
+    ("reply", "options", "requests"),
+    [
+        (lambda _: Refusal(503, "0.01"), {"max_retries": 3}, 4),
+        (lambda _: Refusal(404, None, b"no such model"), {}, 1),
+        (lambda _: b'{"choices": []}', {}, 1),
+        (slow, {"timeout": 0.2, "max_retries": 0}, 1),
+    ],
+    ids=["busy", "refuses", "of another kind", "slow"],
+)
+def test_a_server_without_an_answer_is_an_error(
+    serve: Serve, reply: Any, options: dict[str, Any], requests: int
+) -> None:
+    server = serve(reply)
+    with pytest.raises(ConnectionError, match=server.address):
+        Judge("m", RATE, server.address, **options).score(["A"])
+    assert len(server.requests) == requests
+
+
+def test_a_server_that_is_down_is_an_error() -> None:
+    with pytest.raises(ConnectionError, match=r"http://127\.0\.0\.1:9"):
+        Judge("m", RATE, "http://127.0.0.1:9", max_retries=0).score(["A"])
+
+
+def test_a_rejected_text_is_nan_and_the_reason_is_told(serve: Serve) -> None:
+    content = json.dumps({"error": {"message": "beyond 4096 tokens"}}).encode()
+    server = serve(lambda message: Refusal(400, None, content) if "long" in message else "3")
+    judge = Judge("m", RATE, server.address)
+    np.testing.assert_array_equal(judge.score(["long", "short"])["warmth"], [NAN, 3.0])
+    assert len(server.requests) == 2
+    assert "beyond 4096 tokens" in failures_of(judge, Samples(["long"]))[0]
+
+
+def test_without_a_key_none_is_sent_and_no_model_is_loaded(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = serve(lambda prompt: "1")
     monkeypatch.setenv("OPENAI_API_KEY", "another")
-    Judge("m", RATE, server.address).score(["Tea."])
-    assert "authorization" not in server.requests[0][1]
-
-
-def test_another_server_is_an_error(serve: Serve) -> None:
-    address = serve(lambda prompt: b'{"choices": []}').address
-    with pytest.raises(ConnectionError, match="is not an OpenAI-compatible server"):
-        Judge("m", RATE, address).score(["Tea."])
-
-
-def test_a_judge_of_a_server_loads_nothing(serve: Serve) -> None:
-    judge = Judge("no-such-model", RATE, serve(lambda prompt: "1").address)
+    judge = Judge("no-such-model", RATE, server.address)
     judge.load()
-    assert judge.devices == ()
     judge.to("cpu")
+    assert judge.devices == ()
     assert judge.score(["Tea."])["warmth"] == [1.0]
+    assert "authorization" not in server.requests[0][1]
 
 
 # Rubrics and replies
 
-
 NUMBERS = {str(i): float(i) for i in range(1, 6)}
+YES = {"yes": 1.0, "no": 0.0}
 
 
 @pytest.mark.parametrize(
     ("scores", "replies"),
     [
-        ({"yes": 1.0, "no": 0.0}, {"yes": 1.0, " YES!": 1.0, '"no"': 0.0, "No, it is not.": 0.0}),
-        ({"yes": 1.0, "no": 0.0}, {"no\n\nno": 0.0, "Yes and no": NAN, "nothing": NAN}),
-        ({"yes": 1.0, "no": 0.0}, {"yes-man": NAN, "": NAN}),
+        (YES, {"yes": 1.0, " YES!": 1.0, '"no"': 0.0, "No, it is not.": 0.0, "no\n\nno": 0.0}),
+        (YES, {"Yes and no": NAN, "nothing": NAN, "yes-man": NAN, "": NAN}),
         (NUMBERS, {"4": 4.0, "Rating: 4.": 4.0, "4.5": NAN, "-4": NAN, "14": NAN, "41": NAN}),
         (NUMBERS, {"4.0": 4.0, "4/5": 4.0, "**4 / 5**": 4.0, "5/5": 5.0, "4/10": NAN, "4/50": NAN}),
         (NUMBERS, {"4 or 5": NAN, "4.05": NAN, "4.0.": 4.0}),
@@ -196,10 +317,10 @@ def test_replies(scores: dict[str, float], replies: dict[str, float]) -> None:
         assert read_answer(reply, scores) == pytest.approx(score, nan_ok=True), reply
 
 
-def test_a_rubric_shows_other_columns() -> None:
-    rubric = Rubric("Is {text} a {label} version of {source}? yes or no:", {"yes": 1, "no": 0})
+def test_columns_of_a_rubric() -> None:
+    rubric = Rubric("Is {text} a {label} version of {source}? {{x}}:", {"yes": 1, "no": 0})
     assert rubric.columns == ("texts", "labels", "sources")
-    with pytest.raises(ValueError, match="Judge needs the column 'labels'"):
+    with pytest.raises(ValueError, match="labels"):
         Judge("m", rubric, "http://127.0.0.1:9").score(["a"], sources=["b"])
 
 
@@ -210,18 +331,16 @@ ASKED = {"question": "b", "answers": [1, 2]}
     ("given", "name"),
     [
         ({"prompt": "{txt}"}, "prompt"),
-        ({"prompt": "{text"}, "braces"),
+        ({"prompt": "{text"}, "prompt"),
         ({"prompt": "How?"}, "prompt"),
         ({"prompt": 3}, "prompt"),
         ({"answers": {"good": "high", "bad": 0}}, "answers"),
         ({"answers": {True: 1, False: 0}}, "answers"),
-        ({"answers": {"good": 1}}, "two"),
+        ({"answers": {"good": 1}}, "answers"),
         ({"answers": {"good": 1, "bad": 1}}, "answers"),
-        ({"reason": "yes"}, "reason"),
         ({"criteria": {"a": WARM}}, "criteria"),
         ({"answers": (), "criteria": {}}, "criteria"),
         ({"answers": (), "criteria": {"a": 3}}, "criteria"),
-        ({"answers": (), "criteria": {1: 3}}, "criteria"),
         ({"answers": (), "criteria": {"rating": 3}}, "criteria"),
         ({"answers": (), "criteria": {"a": {"question": "b"}}}, "answers"),
         ({"answers": (), "criteria": {"a": {"question": "b", "answers": [1]}}}, "answers"),
@@ -232,18 +351,6 @@ ASKED = {"question": "b", "answers": [1, 2]}
 def test_wrong_rubrics(given: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=name):
         Rubric(**{"prompt": "Rate {text}", "answers": [1, 2], **given})
-
-
-def test_a_rubric_file(tmp_path: Path) -> None:
-    path = tmp_path / "warmth.yaml"
-    path.write_text('prompt: "How warm? {text}"\nanswers: [1, 2, 3]\nname: warmth\n')
-    assert Rubric.load(path) == Rubric("How warm? {text}", [1, 2, 3], "warmth")
-    path.write_text('prompt: "How warm? {text}"\nanswers: {yes: 1, no: 0}\n')  # YAML's booleans
-    with pytest.raises(ValueError, match=r"warmth\.yaml: answers: True is not text\. Write it in"):
-        Rubric.load(path)
-    path.write_text("promt: How warm?\n")
-    with pytest.raises(ValueError, match="promt"):
-        Rubric.load(path)
 
 
 @pytest.mark.parametrize(
@@ -263,21 +370,27 @@ def test_wrong_options(options: dict[str, Any]) -> None:
         Judge("m", **{"rubric": RATE, "address": "http://127.0.0.1:9", **options})
 
 
-def test_meta_eval(serve: Serve, tmp_path: Path) -> None:
-    server = serve(lambda prompt: "3" if "warm" in prompt.split("?")[1] else "1")
-    rubric, rated = tmp_path / "warmth.yaml", tmp_path / "rated.jsonl"
-    rubric.write_text('prompt: "How warm, 1 to 3? {text}"\nanswers: [1, 2, 3]\n')
-    rows = [(f"It was {'warm' if i % 2 else 'cold'} {i}.", i % 2 + i / 9) for i in range(9)]
-    rated.write_text("".join(json.dumps({"text": t, "overall": r}) + "\n" for t, r in rows))
-    output = tmp_path / "found.json"
-    main(
-        [
-            *("meta-eval", "rated", str(rated), "--ratings", "overall", "--scorers", "Judge"),
-            *("--scorers.model=m", f"--scorers.rubric={rubric}"),
-            *(f"--scorers.address={server.address}", f"--output={output}", "--resamples=20"),
-            "--scorers.max_retries=3",
-        ]
+def test_a_rubric_file_in_a_reward(serve: Serve, tmp_path: Path) -> None:
+    server = serve(lambda _: judgement(polite=3, short="yes"))
+    rubric, reward = tmp_path / "tone.yaml", tmp_path / "reward.yaml"
+    rubric.write_text(
+        """
+prompt: "Rate this reply: {text}"
+reason: true
+criteria:
+  polite: {question: "Is it polite?", answers: [1, 2, 3], weight: 3}
+  short: {question: "Is it short?", answers: {"yes": 1, "no": 0}}
+"""
     )
-    (row,) = (r for r in json.loads(output.read_text())["correlations"] if r["level"] == "sample")
-    assert row["score"] == "rating"
-    assert row["spearman"]["value"] > 0.7
+    assert Rubric.load(rubric) == TWO
+    judge = {"scorer": "Judge", "model": "m", "rubric": str(rubric), "score": "rating"}
+    judge |= {"address": server.address, "max_tokens": 4000, "max_retries": 100}
+    reward.write_text(json.dumps({"components": {"tone": judge}}))
+    assert build_reward(reward)(Samples(["Thanks."])).total == [2.5]
+    assert server.requests[0][2]["max_tokens"] == 4000
+    rubric.write_text('prompt: "How warm? {text}"\nanswers: {yes: 1, no: 0}\n')  # YAML's booleans
+    with pytest.raises(ValueError, match="answers"):
+        Rubric.load(rubric)
+    rubric.write_text("promt: How warm?\n")
+    with pytest.raises(ValueError, match="promt"):
+        Rubric.load(rubric)

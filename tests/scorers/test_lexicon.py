@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,18 +23,31 @@ TEXTS = [
 ]
 
 
-def test_polarity_ranks_texts_from_negative_to_positive() -> None:
-    polarity = LexiconSentiment()["polarity"](TEXTS)
-    assert (np.diff(polarity) > 0).all()
-    assert polarity[2] == 0
-    assert (np.abs(polarity) <= 1).all()
-
-
 def test_polarity_is_the_compound_score_of_vader() -> None:
     """good: 1.9 in the lexicon; compound = s / √(s² + 15); a negation multiplies s by -0.74."""
     polarity = LexiconSentiment()["polarity"](["It was good.", "It was not good."])
     expected = [s / np.sqrt(s**2 + 15) for s in (1.9, -0.74 * 1.9)]
     assert polarity == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["polarity", "accuracy"])
+def test_one_aspect_is_a_scorer_with_a_single_score(name: Any) -> None:
+    scorer = LexiconSentiment(name)
+    assert list(scorer.specs) == list(scorer.score(TEXTS, labels="positive")) == [name]
+
+
+def test_wrong_labels_and_options() -> None:
+    scorer = LexiconSentiment()
+    samples = Samples(TEXTS[:2], labels=["positive", "fine"])
+    for check in (scorer.score, scorer.check_samples):
+        with pytest.raises(ItemError, match=r"labels\[1\]"):
+            check(samples)
+    scorer.check_samples(samples, ["polarity"])
+    with pytest.raises(ValueError, match="aspects"):
+        LexiconSentiment("subjectivity")  # type: ignore[arg-type]
+    for labels in (["positive"], "ab", ["a", "a"]):
+        with pytest.raises(ValueError, match="labels"):
+            LexiconSentiment(labels=labels)
 
 
 def test_accuracy_is_agreement_with_the_label_and_neutral_is_wrong() -> None:
@@ -52,22 +66,6 @@ def test_polarity_needs_no_labels_and_accuracy_does() -> None:
     with pytest.raises(MissingColumn, match="labels"):
         score(both, Samples(TEXTS))
     assert set(score(both, Samples(TEXTS, labels=["negative"] * 5)).scores) == {"p", "a"}
-
-
-def test_polarity_alone_is_a_scorer_with_a_single_score() -> None:
-    for name in ("polarity", "accuracy"):
-        scorer = LexiconSentiment(name)
-        assert list(scorer.specs) == list(scorer.score(TEXTS, labels="positive")) == [name]
-    with pytest.raises(ValueError, match="aspects"):
-        LexiconSentiment("subjectivity")
-
-
-def test_bad_labels() -> None:
-    with pytest.raises(ItemError, match=r"labels\[1\]"):
-        LexiconSentiment().score(TEXTS[:2], labels=["positive", "fine"])
-    for labels in (["positive"], "ab", ["a", "a"]):
-        with pytest.raises(ValueError, match="must be the names of the negative and of the posit"):
-            LexiconSentiment(labels=labels)
 
 
 @pytest.mark.parametrize(

@@ -60,22 +60,8 @@ def test_the_end_of_a_text_can_count(folder: str) -> None:
     assert cut.score(TEXTS[2:3])["log_likelihood"][0] == pytest.approx(begun.mean(), abs=1e-5)
 
 
-def test_a_tokenizer_without_an_end_token_raises(folder: str) -> None:
-    scorer = Perplexity(folder, score_end=True)
-    scorer.load()
-    scorer.loaded_model.tokenizer.eos_token = None
-    with pytest.raises(ValueError, match=r"has no end token. Set score_end = False"):
-        scorer.score(TEXTS)
-
-
 def test_corpus_perplexity_weighs_texts_by_their_tokens(folder: str) -> None:
     tokens = np.concatenate(log_probs_one_by_one(folder, TEXTS))
     value = Perplexity(folder).corpus(Samples([*TEXTS, ""]))["perplexity"]
     assert value == pytest.approx(math.exp(-tokens.mean()), rel=1e-5)
     assert math.isnan(Perplexity(folder).corpus(Samples([""]))["perplexity"])
-
-
-def test_prefixes_change_nothing(folder: str) -> None:
-    bare = Perplexity(folder).score(Samples(TEXTS))
-    given = Perplexity(folder).score(Samples(TEXTS, prefixes=[text[:3] for text in TEXTS]))
-    np.testing.assert_array_equal(given["perplexity"], bare["perplexity"])

