@@ -8,7 +8,6 @@ also tokenises the texts. Needs GPT-2's vocabulary, tokenizers/gpt2 in the folde
 
 from __future__ import annotations
 
-import csv
 import json
 
 import numpy as np
@@ -18,6 +17,7 @@ from transformers import GPT2TokenizerFast, PreTrainedTokenizerBase
 from ctrlreward import Samples
 from ctrlreward.functional.diversity import distinct_n
 from ctrlreward.recipes.data_sets import local_file
+from ctrlreward.recipes.papers.reproduction.prefixes import SENTIMENT_PREFIXES, TOPIC_PREFIXES
 from ctrlreward.scorers import Distinct
 
 SUITE = "distinct"
@@ -30,8 +30,7 @@ def gpt2_tokenizer() -> PreTrainedTokenizerBase:
 
 def released_outputs(count: int) -> Samples:
     """Return the first outputs, as far as they start with one of the 35 prefixes."""
-    with open(local_file("pplm/prompts35.csv"), encoding="utf-8") as file:
-        prefixes = sorted((row["prompt"] for row in csv.DictReader(file)), key=len, reverse=True)
+    prefixes = sorted((*TOPIC_PREFIXES, *SENTIMENT_PREFIXES), key=len, reverse=True)
     lines = local_file("multicontrol/generate_prior.txt").read_text("utf-8").splitlines()
     texts, text_prefixes = [], []
     for line in lines[:count]:

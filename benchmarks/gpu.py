@@ -1,9 +1,8 @@
 """What needs a GPU, on one card, without network.
 
-    python benchmarks/gpu.py [--device cuda:0] [--size full] [--seconds 540] [--output runs/gpu]
+    python benchmarks/gpu.py [--parts scorers memory steps speed] [--output runs/gpu]
 
-Models have the sizes of published ones and random weights (random_models.py); `--weights` names a
-folder with real ones, each in a subfolder of the same name. Parts, `--parts` for some:
+Models have the sizes of published ones and random weights (random_models.py). Parts:
 
 - scorers: each scorer on the device against the CPU, and its memory after `release()`;
 - memory: out of memory survived, with the scores of before;
@@ -20,18 +19,13 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import logging
 import math
-import os
 import sys
 import tempfile
-import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -45,14 +39,15 @@ import pytorch_lightning as pl
 import torch
 from device_cases import CASES, SAMPLES, samples_of
 from random_models import Folders
+from side_by_side import machine, quiet
 from step_clock import LightningClock, TimedTuner, now
 from torch.utils.data import DataLoader
-from transformers.utils import logging as transformers_logging
 
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples
 from ctrlreward.files import write_whole
 from ctrlreward.models import batching, output_layer
 from ctrlreward.policy import Generation, LoRA
+from ctrlreward.recipes.controlled_generation import build_prompts
 
 Row = dict[str, Any]
 Cases = Iterator[tuple[str, Callable[[], Row]]]  # of a part: names, and what makes their rows
@@ -64,47 +59,44 @@ class Card:
     """The device under test, its models and its memory, a card's or that of the tests' device."""
 
     def __init__(self, options: argparse.Namespace, place: Path) -> None:
-        self.device: str = options.device
-        self.full = options.size == "full"
-        self.place = place
-        self.folders = Folders(place / "models", options.weights, not self.full, self.device)
+        self.full, self.place = torch.cuda.is_available(), place
+        self.device = "cuda:0" if self.full else "second:0"
+        self.folders = Folders(place / "models", tiny=not self.full, device=self.device)
         wanted = options.scorers or [""]
         self.cases = {n: b for n, b in CASES.items() if any(word in n for word in wanted)}
-        self.second: Any = None
-        if self.device.startswith("second"):
+        self.memory: Any = None
+        if not self.full:
             import second_device
 
             second_device.register()
-            self.second = second_device
+            self.memory = second_device.memory
 
     def live(self) -> int:
         """Return the bytes of tensors, without what nothing refers to."""
         gc.collect()
-        if self.second:
-            return int(self.second.memory.live[0])
+        if self.memory:
+            return int(self.memory.live[0])
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()  # which count as allocated
         torch.cuda.empty_cache()
         return torch.cuda.memory_allocated(self.device)
 
     def start_peak(self) -> None:
-        if self.second:
-            self.second.memory.peak[:] = self.second.memory.live
+        if self.memory:
+            self.memory.peak[:] = self.memory.live
         else:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> int:
         """Return the largest number of bytes of tensors since `start_peak`."""
-        if self.second:
-            return int(self.second.memory.peak[0])
-        return torch.cuda.max_memory_allocated(self.device)
+        return int(self.memory.peak[0] if self.memory else torch.cuda.max_memory_allocated())
 
     @contextmanager
     def limited(self, more: int) -> Iterator[None]:
         """Let the process take so many bytes more inside the context."""
         self.live()
-        if self.second:
-            with self.second.memory.limited(more):
+        if self.memory:
+            with self.memory.limited(more):
                 yield
             return
         total = torch.cuda.get_device_properties(self.device).total_memory
@@ -119,8 +111,8 @@ class Card:
         """Return samples of made-up words, with all columns."""
         draw = np.random.default_rng(0)
         known = ["".join(draw.choice([*ascii_lowercase], 4)) for _ in range(500)]
-        rows = [" ".join(draw.choice(known, words)) for _ in range(5 * count)]
-        texts = [f"{row[: len(row) // 2]}. {row[len(row) // 2 :].strip()}." for row in rows]
+        halves = [" ".join(draw.choice(known, words // 2)) for _ in range(10 * count)]
+        texts = [f"{first}. {last}." for first, last in zip(halves[::2], halves[1::2], strict=True)]
         names = ("texts", "sources", "references", "contexts", "histories")
         columns: Any = {name: texts[i::5] for i, name in enumerate(names)}
         prefixes = [" ".join(text.split()[:3]) for text in columns["texts"]]
@@ -212,7 +204,7 @@ def steps(card: Card) -> Cases:
         tuner = TimedTuner(card.folders[model], reward, **options)
         tuner.clock = clock = LightningClock()
         place: Any = {"accelerator": "gpu", "devices": 1}
-        if card.second:
+        if card.memory:
             from second_device_runs import placed
 
             place = placed(card.device)
@@ -224,10 +216,8 @@ def steps(card: Card) -> Cases:
             max_steps=count + 1,
             default_root_dir=str(card.place),
         )
-        beginnings = ["The hotel", "The film", "Our dinner", "The band"][: sizes[0] // 2]
-        labels = [("positive", "negative")[i % 2] for i in range(len(beginnings))]
-        prompts = [f"A {b} review: {a}" for a, b in zip(beginnings, labels, strict=True)]
-        batch = Samples(beginnings, prompts=prompts, prefixes=beginnings, labels=labels)
+        prefixes = ["The hotel", "The film"][: sizes[0] // 4 or 1]
+        batch = build_prompts(prefixes, ["positive", "negative"], "A {label} review: {prefix}")
         batches: Any = [batch] * (count + 1)
         trainer.fit(tuner, DataLoader(batches, batch_size=None))
         seconds = {
@@ -243,17 +233,14 @@ def steps(card: Card) -> Cases:
 def speed(card: Card) -> Cases:
     def row(case: str, build: Callable[..., Any]) -> Row:
         scorer = build(card.folders, {"device": card.device})
-        count, words = (256, 60) if card.full else (4, 12)
-        few = samples_of(case, card.texts(max(1, count // 16), words))
-        scorer.score(few)  # loads the model
-        count = max(len(few), min(count, int(len(few) / seconds_of(partial(scorer.score, few)))))
-        work = partial(scorer.score, samples_of(case, card.texts(count, words)))
+        samples = samples_of(case, card.texts(*((256, 60) if card.full else (4, 12))))
+        scorer.score(samples[:2])  # loads the model
         card.start_peak()
-        found = {"texts": count, "texts per second": count / min(seconds_of(work) for _ in "123")}
-        found["peak MiB"] = card.peak() / MIB
+        seconds = min(seconds_of(partial(scorer.score, samples)) for _ in "123")
+        peak = card.peak() / MIB
         scorer.release()
         card.live()
-        return found
+        return {"texts per second": len(samples) / seconds, "peak MiB": peak}
 
     for case, build in card.cases.items():
         yield case, partial(row, case, build)
@@ -263,40 +250,27 @@ PARTS = {"scorers": scorers, "memory": memory, "steps": steps, "speed": speed}
 
 
 def main() -> None:
-    has_card = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cuda:0" if has_card else "second:0")
-    parser.add_argument("--size", choices=("full", "tiny"), default="full" if has_card else "tiny")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--scorers", nargs="+", help="only those with one of these words in them")
     parser.add_argument("--seconds", type=int, default=540, help="no row starts after these")
-    parser.add_argument("--weights", type=Path, help="folder of models")
     parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder")
     options = parser.parse_args()
-    started = time.monotonic()
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    warnings.filterwarnings("ignore")
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    logging.disable(logging.WARNING)
+    started = now()
+    quiet()
     torch.set_float32_matmul_precision("highest")  # no TF32, nor in convolutions
     torch.backends.cudnn.allow_tf32 = False
     gc.freeze()  # else each count of memory looks through all modules, for half a second
-    record: Row = {
-        "device": options.device,
-        "card": torch.cuda.get_device_name() if has_card else None,
-        "weights": str(options.weights or "random"),
-        "size": options.size,
-        "versions": {name: version(name) for name in ("torch", "transformers", "ctrlreward")},
-        "rows": [],
-    }
+    rows: list[Row] = []
+    record = {"machine": machine(), "rows": rows}
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         card = Card(options, Path(place))
+        record["card"] = torch.cuda.get_device_name() if card.full else None
         for part in options.parts:
             for case, work in PARTS[part](card):
                 row: Row = {"part": part, "case": case}
-                begun = time.monotonic()
+                begun = now()
                 if begun - started > options.seconds:
                     row["not run"] = f"after {options.seconds} s"
                 else:
@@ -305,11 +279,11 @@ def main() -> None:
                     except Exception as error:
                         traceback.print_exc()
                         row |= {"passed": False, "error": f"{type(error).__name__}: {error}"}
-                    row["seconds"] = time.monotonic() - begun
-                record["rows"].append(row)
+                    row["seconds"] = now() - begun
+                rows.append(row)
                 print(json.dumps(row), flush=True)
                 write_whole(options.output / "gpu.json", json.dumps(record, indent=1))
-    sys.exit(any(row.get("passed") is False for row in record["rows"]))
+    sys.exit(any(row.get("passed") is False for row in rows))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,11 +20,12 @@ import yaml
 from ctrlreward.extras import import_extra
 from ctrlreward.files import write_whole
 from ctrlreward.models.cache import cache_folder
+from ctrlreward.recipes import rated_rows
 
+# Content of `data_sets.yaml` by data set.
 DATA_SETS: Mapping[str, Any] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )
-"""Content of `data_sets.yaml` by data set."""
 
 
 def data_folder() -> Path:
@@ -36,7 +36,7 @@ def data_folder() -> Path:
 
 
 def local_file(file: str | Path) -> Path:
-    """Return the path of a file on this machine, downloading or making it at its first use.
+    """Return the path of a file on this machine, downloading it at its first use.
 
     A file that is there is used unchanged; a new one is whole and has its hash, or is absent.
 
@@ -50,40 +50,34 @@ def local_file(file: str | Path) -> Path:
         OSError: The file can't be downloaded or written.
     """
     data_set, _, name = str(file).partition("/")
-    entry = DATA_SETS.get(data_set, {})
-    if not name or not entry or (name not in entry["files"] and Path(file).exists()):
+    entry = DATA_SETS.get(data_set)
+    if not name or entry is None or (name not in entry["files"] and Path(file).exists()):
         return Path(file).expanduser()
     if name not in entry["files"]:
         files = ", ".join(entry["files"])
         raise ValueError(f"data set {data_set!r} has no file {name!r}, only {files}")
-    own = entry["files"][name]
-    place = Path(own.get("folder", entry.get("folder", data_set)), name)
-    path = data_folder() / place
+    own, path = entry["files"][name], data_folder() / entry.get("folder", data_set) / name
     if path.is_file():
         return path
-    if not own.get("made"):
-        address = entry["address"] + own.get("path", entry.get("path", "") + name)
-        return _downloaded(address, path, own["hash"])
-    path = cache_folder() / "data" / place
-    if not path.is_file():
-        maker = importlib.import_module(f"ctrlreward.recipes.made_data.{entry['made_by']}")
-        content = maker.make(name, lambda other: _part(data_set, other, path.parent))
-        if _hash(content, "sha256") != own["hash"]:
-            raise ValueError(f"{data_set}/{name}, made by this package, has another sha256")
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if name == rated_rows.FILE:  # no part has a hash, but the whole does
+        content = rated_rows.make(lambda part: _part(data_set, part))
+        if own["hash"] != _hash(content, "sha256"):
+            raise ValueError(f"{file}, made of its published parts, has another sha256")
         write_whole(path, content)
-    return path
+        return path
+    published = own.get("path") or entry["path"] + name
+    return _downloaded(entry["address"] + published, path, own["hash"])
 
 
-def _part(data_set: str, name: str, folder: Path) -> Path:
-    """Return a file that another one is made from: of the data set, or below its address."""
+def _part(data_set: str, name: str) -> Path:
+    """Return a file that is listed, or is below the address of the data set."""
     if name in DATA_SETS[data_set]["files"]:
         return local_file(f"{data_set}/{name}")
-    own = folder / name
-    return own if own.is_file() else _downloaded(DATA_SETS[data_set]["address"] + name, own, None)
+    path = data_folder() / data_set / name
+    return path if path.is_file() else _downloaded(DATA_SETS[data_set]["address"] + name, path)
 
 
-def _downloaded(address: str, path: Path, digest: str | None) -> Path:
+def _downloaded(address: str, path: Path, digest: str | None = None) -> Path:
     pooch = import_extra("pooch", f"the file {path.name}")
     of_git = bool(digest and digest.startswith("git:"))  # which pooch does not know
     pooch.retrieve(address, None if of_git else digest, fname=path.name, path=path.parent)

@@ -13,6 +13,32 @@ from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.sources import resolve
 from ctrlreward.tables.rows import Row, read_rows
 
+# Options of `trl.DPOConfig` and `trl.RewardConfig` that differ from TRL's: for a small model, an
+# adapter and few pairs.
+DEFAULTS: Mapping[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+
+
+def parse(
+    kind: str, own: type, defaults: Mapping[str, Any], arguments: Sequence[str]
+) -> tuple[Any, Any]:
+    """Return the options of a script, and those of a configuration of TRL by its name.
+
+    `--config FILE` reads options from a YAML file, as TRL's scripts do.
+    """
+    trl = import_extra("trl", kind)
+    parser = trl.TrlParser(dataclass_types=[own, getattr(trl, kind)])
+    parser.set_defaults(**DEFAULTS, **defaults)
+    ours, config = parser.parse_args_and_config(list(arguments))
+    return ours, config
+
 
 def read_pairs(path: Path) -> list[Row]:
     """Return the prompt and both completions of each pair that `write_pairs` wrote."""

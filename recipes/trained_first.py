@@ -6,12 +6,11 @@ import hashlib
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock
 
 from ctrlreward.models.cache import cache_folder
 
@@ -37,16 +36,14 @@ class TrainedFirst:
     arguments: Sequence[str] = ()
 
     def train_if_absent(self) -> None:
-        """Train the model if its folder does not exist.
+        """Train the model if its folder does not exist; other processes that need it wait.
 
-        Of several processes that need the folder, one trains and the others wait. A training that
-        fails is a CalledProcessError, one that writes no folder a FileNotFoundError.
+        A training that fails is a CalledProcessError, one that writes no folder a
+        FileNotFoundError.
         """
         folder = Path(self.folder).expanduser()
-        if folder.is_dir():
-            return
         with one_process(folder):
-            if folder.is_dir():  # another process trained it in the meantime
+            if folder.is_dir():
                 return
             log.warning("%s does not exist: training it with %s", self.folder, self.config)
             job = ["--config", self.config, "--model.init_args.folder", self.folder]
@@ -58,23 +55,10 @@ class TrainedFirst:
             raise FileNotFoundError(f"{self.config} must write {self.folder}, but has not")
 
 
-@contextmanager
-def one_process(folder: Path) -> Iterator[None]:
-    """Hold the lock of a model's folder, so that one process at a time trains it.
-
-    Another process waits for it at the start of the context, and logs it.
-    """
+def one_process(folder: Path) -> BaseFileLock:
+    """Return the lock that a process holds while it trains the model of a folder."""
     # Not next to the folder, which may be deleted.
     key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
     path = cache_folder() / "trainings" / f"{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        log.warning("waiting for the process that is training %s", folder)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+    return FileLock(path)

@@ -25,13 +25,17 @@ class EpochOrder(Sampler[int]):
     Args:
         data: Data module, for its trainer; without one, the order begins with epoch 0.
         batches: Number of batches of an epoch.
-        seed: Seed of the order.
+        seed: Seed of the order; None leaves it as it is.
         numbered: Count on from epoch to epoch: batch i of epoch e is e · `batches` + i, so that a
             data set can make it anew each time.
     """
 
     def __init__(
-        self, data: pl.LightningDataModule, batches: int, seed: int, numbered: bool = False
+        self,
+        data: pl.LightningDataModule,
+        batches: int,
+        seed: int | None,
+        numbered: bool = False,
     ) -> None:
         self.data, self.batches, self.seed, self.numbered = data, batches, seed, numbered
 
@@ -39,32 +43,16 @@ class EpochOrder(Sampler[int]):
         return self.batches
 
     def __iter__(self) -> Iterator[int]:
-        epoch, done = divmod(_begun(self.data), self.batches)
+        begun = self.data.trainer.fit_loop.total_batch_idx + 1 if self.data.trainer else 0
+        epoch, done = divmod(begun, self.batches)
         yield from self._order(epoch)[done:]
         yield from self._order(epoch + 1)[:done]
 
     def _order(self, epoch: int) -> list[int]:
         order = list(range(self.batches))
-        random.Random(self.seed + epoch).shuffle(order)
+        if self.seed is not None:
+            random.Random(self.seed + epoch).shuffle(order)
         return [epoch * self.batches + i for i in order] if self.numbered else order
-
-
-class _Remaining(Sampler[int]):
-    """Numbers of the batches that a trainer has not begun, in order."""
-
-    def __init__(self, data: pl.LightningDataModule, batches: int) -> None:
-        self.data, self.batches = data, batches
-
-    def __len__(self) -> int:
-        return self.batches
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(_begun(self.data), self.batches)
-
-
-def _begun(data: pl.LightningDataModule) -> int:
-    """Return how many batches the trainer has begun, before it was resumed as well."""
-    return data.trainer.fit_loop.total_batch_idx + 1 if data.trainer else 0
 
 
 class ResumableLoader(DataLoader[Batch]):
@@ -108,24 +96,18 @@ class PromptBatches(pl.LightningDataModule):
         self.prompts = self.read_prompts()
 
     def train_dataloader(self) -> DataLoader[Samples]:
-        """Return batches as `Samples` of `batch_size` prompts, those that a resumed run has left.
-
-        Every prompt is used once before any is used again.
-        """
+        """Return batches of `batch_size` prompts; every prompt once before any is used again."""
         order: list[int] = []
         shuffler = random.Random(self.seed)
         while len(order) < self.steps * self.batch_size:
             order += shuffler.sample(range(len(self.prompts)), len(self.prompts))
         starts = range(0, self.steps * self.batch_size, self.batch_size)
         batches = [self.prompts[order[start : start + self.batch_size]] for start in starts]
-        remaining = _Remaining(self, self.steps)
-        return ResumableLoader(batches, batch_size=None, sampler=remaining)  # type: ignore[arg-type]
+        in_order = EpochOrder(self, self.steps, None)
+        return ResumableLoader(batches, batch_size=None, sampler=in_order)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[Samples]:
-        """Return a loader of one item, which makes the trainer run its validation loop.
-
-        `GenerationScorer` brings its own held-out prompts, so the item is not used.
-        """
+        """Return a loader of one item, which makes the trainer run its validation loop."""
         return DataLoader([self.prompts[:1]], batch_size=None)  # type: ignore[arg-type]
 
     def test_dataloader(self) -> DataLoader[Samples]:

@@ -1,8 +1,7 @@
 """Controlled generation: completing a content prefix with a target attribute, or several.
 
-`configs/controlled_generation/*.yaml` use these classes and functions: prompts from prefixes and
-labels, the reward, and the held-out scores. A new attribute is a new YAML. Copy this folder to
-change more.
+`configs/controlled_generation/*.yaml` use this file. A new attribute is a new YAML; copy this file
+to change more.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import product
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -21,7 +19,6 @@ from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.dtypes import Dtype
 from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Infiller, Patterns, TokenScores
 from ctrlreward.recipes.text_files import read_lines
-from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples, SamplesLike
@@ -50,12 +47,12 @@ TextAspect: TypeAlias = Literal["coherence", "consistency"]
 
 
 def build_prompts(prefixes: str | Sequence[str], labels: Labels, template: str) -> Samples:
-    """Return a prompt for each combination of a prefix and a label, or a label of each attribute.
+    """Return a prompt for each prefix with each label, or each combination of labels.
 
-    The texts are the prefixes alone, to be completed. Diversity is measured per prefix.
+    Groups are the prefixes, so that diversity is measured per prefix.
 
     Args:
-        prefixes: Content prefixes, or a file with one per line, such as `pplm/topic.txt`.
+        prefixes: Content prefixes, or a file with one per line.
         labels: Target labels, or attribute → labels for several attributes.
         template: Prompt of the policy, ending in `{prefix}`, with `{label}` or, for several
             attributes, the name of each: `"A {sentiment} text about {topic}: {prefix}"`.
@@ -72,29 +69,19 @@ def build_prompts(prefixes: str | Sequence[str], labels: Labels, template: str) 
         raise ValueError(f"template = {template!r}: include {slots} and end in {{prefix}}")
     combinations = [dict(zip(several, each, strict=True)) for each in product(*several.values())]
     rows = [(prefix, targets) for prefix in prefixes for targets in combinations]
+    columns = {name: [targets[name] for _, targets in rows] for name in several}
+    texts = [prefix for prefix, _ in rows]
     return Samples(
-        texts=[prefix for prefix, _ in rows],
-        prefixes=[prefix for prefix, _ in rows],
-        labels={name: [targets[name] for _, targets in rows] for name in several}
-        if several is labels
-        else [targets["label"] for _, targets in rows],
+        texts=texts,
+        prefixes=texts,
+        labels=columns if several is labels else columns["label"],
         prompts=[template.format(prefix=prefix, **targets) for prefix, targets in rows],
-        groups=[prefix for prefix, _ in rows],
+        groups=texts,
     )
 
 
 class PromptData(PromptBatches):
-    """Batches of training prompts, reshuffled after every pass.
-
-    Args:
-        prefixes: Content prefixes, disjoint from the held-out ones, or a file of them.
-        labels: Target labels, or attribute → labels.
-        template: See `build_prompts`.
-        batch_size: Prompts per step.
-        steps: Number of batches; the trainer's `max_steps` may stop earlier.
-        seed: Seed of the order.
-        models: Models that are trained first if their folders do not exist, such as a judge.
-    """
+    """Batches of training prompts; see `build_prompts` and `PromptBatches`."""
 
     def __init__(
         self,
@@ -104,9 +91,8 @@ class PromptData(PromptBatches):
         batch_size: int = 4,
         steps: int = 1000,
         seed: int = 0,
-        models: list[TrainedFirst] | None = None,
     ) -> None:
-        super().__init__(batch_size, steps, seed, models or ())
+        super().__init__(batch_size, steps, seed)
         self.prompts = build_prompts(prefixes, labels, template)
 
     def read_prompts(self) -> Samples:
@@ -115,16 +101,10 @@ class PromptData(PromptBatches):
 
 
 class SeveralRelevances(CompositeScorer, TaskScorer):
-    """Attribute relevance of several attributes, and all of them in one number.
+    """Relevance of several attributes; the model reads a text once for all of them.
 
-    - `attribute_relevance`: the geometric mean of the relevances of a text, 0 to 1.
-    - `<attribute>_relevance`: the relevance of one attribute, 0 to 1.
-
-    Higher is better for all. Needs `labels` of all attributes. Each is what a `CTRLEval` with this
-    task and `attribute` returns; the model reads a text once for all of them.
-
-    Args:
-        scorers: Attribute → `CTRLEval` with this `attribute`.
+    - `<attribute>_relevance`: that of the attribute's `CTRLEval`, 0 to 1, higher is better.
+    - `attribute_relevance`: their geometric mean, 0 to 1, higher is better.
     """
 
     def __init__(self, scorers: Mapping[str, CTRLEval]) -> None:
@@ -138,7 +118,7 @@ class SeveralRelevances(CompositeScorer, TaskScorer):
 
     @property
     def parts(self) -> Sequence[CTRLEval]:
-        """The scorer of each attribute."""
+        """The scorers."""
         return tuple(self.scorers.values())
 
     @property
@@ -167,13 +147,11 @@ class SeveralRelevances(CompositeScorer, TaskScorer):
         self, samples: SamplesLike | None = None, **columns: Any
     ) -> list[dict[str, Explanation]]:
         """Return the relevance of each attribute of each sample with its evaluators."""
-        each = [part.explain(samples, **columns) for part in self.parts]
+        names = [f"{name}_relevance" for name in self.scorers]
+        rows = zip(*(part.explain(samples, **columns) for part in self.parts), strict=True)
         return [
-            {
-                f"{name}_relevance": found["attribute_relevance"]
-                for name, found in zip(self.scorers, row, strict=True)
-            }
-            for row in zip(*each, strict=True)
+            {name: part["attribute_relevance"] for name, part in zip(names, row, strict=True)}
+            for row in rows
         ]
 
 
@@ -187,23 +165,17 @@ def after_text(task: str | Task) -> Task:
 class LikelihoodCost(CompositeScorer, TaskScorer):
     """Cost of unusually unlikely and unusually likely texts.
 
-    - `likelihood_cost`: distance of the mean token log-probability from an interval, in nats, 0
-      within it; lower is better.
+    - `likelihood_cost`: distance of the mean token log-probability from `low` to `high`, in nats,
+      0 between them; lower is better.
 
-    A lower bound on the likelihood alone lets a policy drift to likely, repetitive texts. For the
-    same reason GM also penalizes low perplexity (Pang and Gimpel 2019, eq. 1).
-
-    Args:
-        perplexity: Scorer of the log-probability.
-        low: Lower bound, in nats per token.
-        high: Upper bound.
+    A lower bound alone lets a policy drift to likely, repetitive texts. For the same reason GM also
+    penalizes low perplexity (Pang and Gimpel 2019, eq. 1).
     """
 
     specs: ClassVar = {"likelihood_cost": ScoreSpec(higher_is_better=False, range=(0.0, math.inf))}
 
     def __init__(self, perplexity: Perplexity, low: float, high: float) -> None:
-        self.perplexity = perplexity
-        self.bounds = (low, high)
+        self.perplexity, self.low, self.high = perplexity, low, high
 
     @property
     def parts(self) -> Sequence[Perplexity]:
@@ -222,10 +194,10 @@ class LikelihoodCost(CompositeScorer, TaskScorer):
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
-        """Return the cost, shape (n,); NaN, with a warning, for an empty text."""
-        scores = self.perplexity.fold(samples, answers, names)
-        values, (low, high) = scores["log_likelihood"], self.bounds
-        return {"likelihood_cost": np.maximum(low - values, 0.0) + np.maximum(values - high, 0.0)}
+        """Return the cost."""
+        values = self.perplexity.fold(samples, answers, names)["log_likelihood"]
+        cost = np.maximum(self.low - values, 0.0) + np.maximum(values - self.high, 0.0)
+        return {"likelihood_cost": cost}
 
 
 def relevance_reward(
@@ -242,23 +214,19 @@ def relevance_reward(
 ) -> Reward:
     """Return attribute relevance minus a cost for unusually unlikely and unusually likely texts.
 
-    The reward is a weighted sum. Only the evaluators whose prompt follows the text are used. That
-    halves the computation and keeps the other half for the evaluation of held-out texts: they were
-    not trained on.
+    A weighted sum. Only the evaluators whose prompt follows the text are used; the others are left
+    for the evaluation of held-out texts.
 
     Args:
         model: Infilling model of the relevance and language model of the cost.
         task: Task of CTRLEval, a name or a file; attribute → task for labels of several attributes,
             whose relevances are components and whose geometric mean has weight 1.
-        attributes: Attribute → weight of its relevance, in place of the mean; what
-            `scale: components` normalises.
+        attributes: Attribute → weight of its relevance, in place of the mean.
         aspects: Weight of coherence and consistency, in 1 per nat; None leaves them out.
         fluency: Cost of each nat of mean token log-probability outside of `likelihood`.
-        likelihood: Bounds of the mean token log-probability under `model`, in nats, between which
-            there is no cost. The defaults are perplexities of 37 and 20; the untuned
-            SmolLM2-135M has about 28.
-        repetition: Cost of the share of repeated pairs of tokens in a text (`Repetition`);
-            coherence is higher for a sentence that occurs twice.
+        likelihood: Bounds of the mean token log-probability under `model`, in nats. The defaults
+            are perplexities of 37 and 20; the untuned SmolLM2-135M has about 28.
+        repetition: Cost of the share of repeated pairs of tokens in a text (`Repetition`).
         evaluators: Number of evaluators to draw, for a lower cost (see `CTRLEval`); None uses all.
         device: Device of the model.
         dtype: Dtype of the model.
@@ -269,14 +237,13 @@ def relevance_reward(
     several = task if isinstance(task, Mapping) else {}
     if attributes is not None and set(attributes) != set(several):
         raise ValueError(f"attributes must have the keys of task, got {dict(attributes)}")
-    tasks: Task | dict[str, Task] = {name: after_text(each) for name, each in several.items()}
+    tasks: Tasks = {name: after_text(each) for name, each in several.items()}
     if not isinstance(task, Mapping):
         tasks = after_text(task)
-    weights: dict[str, float] = {str(name): weight for name, weight in (aspects or {}).items()}
-    if attributes is None:
-        weights["attribute_relevance"] = 1.0
-    else:
-        weights |= {f"{name}_relevance": weight for name, weight in attributes.items()}
+    weights = {"attribute_relevance": 1.0}
+    if attributes is not None:
+        weights = {f"{name}_relevance": weight for name, weight in attributes.items()}
+    weights |= {str(name): weight for name, weight in (aspects or {}).items()}
     scores = ctrleval_scores(model, tasks, tuple(aspects or ()), evaluators, device, dtype)
     components: dict[str, tuple[Component, float]] = {
         name: (component, weights.get(name, 0.0)) for name, component in scores.items()
@@ -319,17 +286,8 @@ class HeldOut:
     """Prompts and scores of prefixes that are not trained on, for selection and report.
 
     The scores are attribute relevance, that of each attribute if there are several, `aspects`,
-    perplexity and Distinct-2 per prefix, under the frozen model.
-
-    Args:
-        labels: Target labels, or attribute → labels.
-        template: See `build_prompts`.
-        model: The frozen model.
-        task: Task of CTRLEval, a name, a file or the phrases themselves, or attribute → task.
-        aspects: Further aspects of CTRLEval.
-        evaluators: Number of evaluators to draw (see `CTRLEval`); None uses all.
-        device: Device of the model.
-        dtype: Dtype of the model.
+    perplexity and Distinct-2 per prefix, under the frozen model. The arguments are as in
+    `build_prompts` and `relevance_reward`.
     """
 
     labels: list[str] | dict[str, list[str]]
@@ -342,32 +300,18 @@ class HeldOut:
     dtype: Dtype | None = None
 
     def prompts(self, prefixes: str | Sequence[str]) -> Samples:
-        """Return a prompt of each label for each prefix; see `build_prompts`."""
+        """Return a prompt of each label for each prefix."""
         return build_prompts(prefixes, self.labels, self.template)
 
     def scores(self) -> dict[str, Component]:
-        """Return the scores by name; equal settings share their scorers."""
-        task = tuple(self.task.items()) if isinstance(self.task, dict) else self.task
-        settings = tuple(self.aspects), self.evaluators, self.device, self.dtype
-        return _held_out_scores(self.model, task, *settings)
-
-
-@cache
-def _held_out_scores(
-    model: str,
-    task: str | Task | tuple[tuple[str, str | Task], ...],
-    aspects: tuple[TextAspect, ...],
-    evaluators: int | None,
-    device: str,
-    dtype: Dtype | None,
-) -> dict[str, Component]:
-    tasks = dict(task) if isinstance(task, tuple) else task
-    perplexity = Perplexity(model, device=device, dtype=dtype)
-    return {
-        **ctrleval_scores(model, tasks, aspects, evaluators, device, dtype),
-        "perplexity": perplexity["perplexity"],
-        "distinct_2": Distinct(model)["distinct_2"],
-    }
+        """Return the scores by name."""
+        options = self.evaluators, self.device, self.dtype
+        perplexity = Perplexity(self.model, device=self.device, dtype=self.dtype)
+        return {
+            **ctrleval_scores(self.model, self.task, self.aspects, *options),
+            "perplexity": perplexity["perplexity"],
+            "distinct_2": Distinct(self.model)["distinct_2"],
+        }
 
 
 def held_out_scorer(

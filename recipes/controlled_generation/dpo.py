@@ -3,9 +3,8 @@
     python -m ctrlreward.recipes.controlled_generation.dpo --pairs pairs.jsonl \
         --output_dir runs/dpo --max_steps 50
 
-`--config FILE` reads the options from a YAML file, as TRL's scripts do; every option of
-`trl.DPOConfig` is one, with the defaults of `DEFAULTS`. `--smoke` runs two steps. Copy this file
-to change more.
+`--config FILE` reads the options from a YAML file; every option of `trl.DPOConfig` is one, with the
+defaults of `DEFAULTS`. `--smoke` runs two steps. Copy this file to change more.
 """
 
 from __future__ import annotations
@@ -18,24 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctrlreward.extras import import_extra
 from ctrlreward.files import write_whole
-from ctrlreward.recipes.pair_training import adapter_trainer, read_pairs
+from ctrlreward.recipes.pair_training import adapter_trainer, parse, read_pairs
 from ctrlreward.tables.rows import Row
 
-# Options of `trl.DPOConfig` that differ from TRL's: for a small model, an adapter and few pairs.
+# Options of `trl.DPOConfig`, beside those of pair_training.
 DEFAULTS: dict[str, Any] = {
     "output_dir": "runs/dpo",
     "learning_rate": 5e-5,
-    "per_device_train_batch_size": 8,
     "per_device_eval_batch_size": 8,
     "max_length": 256,
-    "gradient_checkpointing": False,
-    "bf16": False,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
 }
 
 
@@ -88,9 +79,11 @@ def train_dpo(arguments: DPOArguments, config: Any) -> dict[str, Any]:
     trainer = adapter_trainer("DPOTrainer", arguments.model, config, pairs, "CAUSAL_LM", *lora)
     summary: dict[str, Any] = {"pairs": {"training": len(training), "held_out": len(held_out)}}
     for when in ("before", "after"):
-        found = trainer.evaluate()
-        margin, accuracy = (found[f"eval_rewards/{name}"] for name in ("margins", "accuracies"))
-        summary[when] = {"margin": margin, "accuracy": accuracy}
+        metrics = trainer.evaluate()
+        summary[when] = {
+            "margin": metrics["eval_rewards/margins"],
+            "accuracy": metrics["eval_rewards/accuracies"],
+        }
         if when == "before":
             trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
     trainer.save_model(config.output_dir)
@@ -105,14 +98,8 @@ def train_dpo(arguments: DPOArguments, config: Any) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     """Train by the options of a command line, and print the held-out margin."""
-    trl = import_extra("trl", "DPO")
-    parser = trl.TrlParser(dataclass_types=[DPOArguments, trl.DPOConfig])
-    parser.set_defaults(**DEFAULTS)
-    ours, config = parser.parse_args_and_config(list(arguments))
-    try:
-        summary = train_dpo(ours, config)
-    except (ValueError, OSError, KeyError) as error:
-        parser.error(f"no key {error}" if isinstance(error, KeyError) else str(error))
+    ours, config = parse("DPOConfig", DPOArguments, DEFAULTS, arguments)
+    summary = train_dpo(ours, config)
     print(f"{summary['pairs']['training']} pairs, {summary['pairs']['held_out']} held out")
     for when in ("before", "after"):
         margin, accuracy = summary[when]["margin"], summary[when]["accuracy"]

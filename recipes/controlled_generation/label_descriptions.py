@@ -38,13 +38,8 @@ class LabelDescriptions:
     ) -> None:
         if len(descriptions) < 2 or not all(descriptions.values()):
             raise ValueError("descriptions must have two labels or more, with sentences each")
-        self.descriptions = {label: tuple(each) for label, each in descriptions.items()}
-        self.encoder = encoder
-        self.device = device
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return the settings; a copy in another process loads the encoder again."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        self.descriptions = descriptions
+        self.encoder, self.device = encoder, device
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -55,15 +50,12 @@ class LabelDescriptions:
     def _encoder(self) -> Encoder:
         return shared_model(Encoder, self.encoder, self.device, None, None, None)
 
-    @cached_property
-    def _centres(self) -> Probabilities:
-        """Mean embedding of each label's descriptions, shape (labels, width)."""
-        return np.stack([self._encoder.embed(d).mean(axis=0) for d in self.descriptions.values()])
-
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
         """Return float64 of shape (texts, labels); NaN for a text without tokens."""
         with locked(self._encoder):
-            scaled = self._encoder.embed(texts) @ self._centres.T / _TEMPERATURE
+            sentences = self.descriptions.values()
+            centres = [self._encoder.embed(list(each)).mean(axis=0) for each in sentences]
+            scaled = self._encoder.embed(texts) @ np.stack(centres).T / _TEMPERATURE
         shares = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         result: Probabilities = shares / shares.sum(axis=1, keepdims=True)
         return result

@@ -1,11 +1,10 @@
 """Training of a small language model on a custom corpus, for perplexity in its domain.
 
-`configs/style_transfer/language_model_*.yaml` use these classes. Copy this file to change them.
+`configs/style_transfer/language_model_yelp.yaml` uses these classes. Copy this file to change them.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -39,8 +38,7 @@ class Corpus(pl.LightningDataModule):
 
     Sentences that differ only in case and white space count as one. A share of the training
     sentences is set aside for validation, to choose the best epoch. Held-out sentences are never
-    trained on. Batches are lists of sentences of about equal length; their order in an epoch
-    depends on the seed and the epoch alone, so a resumed run sees the same.
+    trained on. Batches are lists of sentences of about equal length.
 
     Args:
         train: Files of training sentences; see `text_files.read_lines`.
@@ -125,30 +123,23 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
     """Trainer of a word-level language model on a `Corpus`; see `ModelTrainer`.
 
     The language model of X0 ∪ X1 of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, whose
-    architecture the paper leaves open. The folder is plain transformers: it loads like any causal
-    model, for example as `Perplexity(folder)`.
+    architecture and unknown words the paper leaves open. `Perplexity(folder)` loads the folder.
 
-    - **Words** are lower-cased, with punctuation and contractions apart (`did n't`), and known from
-      `min_count` occurrences on, 5 as in the paper's vocabulary.
+    - **Words** are lower-cased, with punctuation and contractions apart (`did n't`).
     - **Sentence ends**: `<|endoftext|>` precedes the first word, and is predicted after the last.
-      `Perplexity` does not score the end, so that a text may also be a part of a sentence.
-    - **Unknown words**: the paper does not say. `<unk>` as one word would make a string of nonsense
-      likely, and a reward would find that out. So its probability is shared evenly among the
-      distinct words of the corpus that are below `min_count`.
-    - **The network** is Phi's: a transformer with rotary positions (no position is left untrained
-      by short sentences), dropout on each sublayer, which a corpus of a million words needs, and a
-      bias per word in the output layer, which Llama and GPT-2 lack. It starts as the logarithm of
-      the word's frequency and takes the share of unknown words. Input and output embeddings are
-      tied: with a small width they are most of the weights.
+    - **Unknown words**: `<unk>` as one word would make a string of nonsense likely, and a reward
+      would find that out. So its probability is shared evenly among the distinct rare words.
+    - **The network** is Phi's: a transformer with rotary positions, dropout, tied embeddings, and
+      a bias per word in the output layer, which starts as the logarithm of the word's frequency.
 
-    Logs `train_loss`, and `val_loss` and `val_perplexity` with sentence ends and with `<unk>` as
-    one word. `evaluation.json` in the folder has the number of known words and of distinct rare
-    ones, and for the validation and the test sentences: `perplexity`, of the corpus as
-    `Perplexity.corpus` returns it, `perplexity_with_ends`, and the share of `unknown_words`.
+    Logs `train_loss` and `val_loss`, nats a word or end, with `<unk>` as one word.
+    `evaluation.json` has the number of known words and of distinct rare ones, and for the
+    validation and the test sentences: `perplexity`, of the corpus as `Perplexity.corpus` returns
+    it, `perplexity_with_ends`, and the share of `unknown_words`.
 
     Args:
         folder: Folder of the trained model.
-        min_count: Words that occur less often in the training sentences are unknown words.
+        min_count: Words that occur less often in the training sentences are unknown; the paper's 5.
         width: Width of the embeddings and hidden states, a multiple of `4 * heads`.
         layers: Number of layers.
         heads: Number of attention heads of each layer.
@@ -157,8 +148,6 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
             the steps and before linear decay to 0.
         weight_decay: Weight decay of AdamW; biases and norms have none.
         max_words: Most words of a text that the model reads; longer ones are truncated.
-        share_unknown: Share the probability of `<unk>` among the rare words; False leaves it one
-            word.
 
     Raises:
         ValueError: The width does not fit the heads.
@@ -178,19 +167,17 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         learning_rate: float = 3e-3,
         weight_decay: float = 0.1,
         max_words: int = 512,
-        share_unknown: bool = True,
     ) -> None:
         super().__init__(folder)
         if width % (4 * heads):
             raise ValueError(f"width must be a multiple of 4 * heads = {4 * heads}, got {width}")
-        self.min_count, self.max_words, self.share_unknown = min_count, max_words, share_unknown
+        self.min_count, self.max_words = min_count, max_words
         self.width, self.layers, self.heads, self.dropout = width, layers, heads, dropout
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
     def setup(self, stage: str) -> None:
         """Build the tokenizer and the network for the words of the data."""
-        if stage == "fit":
-            self.check_replaceable()
+        self.check_replaceable(stage)
         counts = count_words(self.data.sentences["train"])
         words = [word for word, count in counts.most_common() if count >= self.min_count]
         self.rare_words = len(counts) - len(words)
@@ -223,42 +210,29 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         """Seed dropout by the step, so that a resumed run repeats an uninterrupted one."""
         torch.manual_seed(self.data.seed + self.trainer.global_step)
 
-    def on_validation_epoch_start(self) -> None:
-        """Start the sums of `val_loss`."""
-        self.total, self.count = 0.0, 0
-
     def training_step(self, batch: list[str], batch_idx: int) -> Tensor:
-        """Return the mean cross-entropy of words and ends and log it as `train_loss`."""
+        """Return the mean cross-entropy of words and ends, and log it."""
         loss, _ = self._loss(batch)
         self.log("train_loss", loss, batch_size=len(batch))
         return loss
 
     def validation_step(self, batch: list[str], batch_idx: int) -> None:
-        """Sum the cross-entropy over words and ends."""
+        """Log the mean cross-entropy of words and ends."""
         loss, words = self._loss(batch)
-        self.total += loss.item() * words
-        self.count += words
-
-    def on_validation_epoch_end(self) -> None:
-        """Log `val_loss` and `val_perplexity`."""
-        loss = self.total / self.count
-        self.log_dict({"val_loss": loss, "val_perplexity": math.exp(min(loss, 80))}, prog_bar=True)
+        self.log("val_loss", loss, prog_bar=True, batch_size=words, sync_dist=True)
 
     def write_model(self, folder: Path) -> dict[str, Any]:
         """Write the model, load it as `Perplexity` does, and evaluate it."""
-        if self.share_unknown:
-            # In training, <unk> replaces any of them.
-            unknown = self.tokenizer.unk_token_id
-            self.model.lm_head.bias.data[unknown] -= math.log(max(1, self.rare_words))
+        # In training, <unk> stands for any of the rare words.
+        unknown = self.tokenizer.unk_token_id
+        self.model.lm_head.bias.data[unknown] -= math.log(max(1, self.rare_words))
         self.model.float().save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         known = len(self.tokenizer) - 2
         report: dict[str, Any] = {"known_words": known, "rare_words": self.rare_words}
-        scorer = Perplexity(str(folder), max_tokens=None, device=str(self.device))
         for split in ("validation", "test"):
             if texts := self.data.sentences[split]:
-                report[split] = evaluate(scorer, texts)
-        scorer.release()
+                report[split] = evaluate(str(folder), texts, str(self.device))
         return report
 
     def _loss(self, batch: list[str]) -> tuple[Tensor, int]:
@@ -276,13 +250,14 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         return loss, sum(len(row) - 1 for row in rows)
 
 
-def evaluate(scorer: Perplexity, texts: Sequence[str]) -> dict[str, float]:
+def evaluate(folder: str, texts: Sequence[str], device: str) -> dict[str, float]:
     """Return the figures of `evaluation.json` of one or more texts."""
+    options: Any = {"max_tokens": None, "device": device}
+    scorer = Perplexity(folder, **options)
     tokenizer = scorer.loaded_model.tokenizer
     reader = text_reader(tokenizer, texts)
     ids = [token for row in reader(list(texts)).input_ids for token in row]
-    with_ends = copy.copy(scorer)
-    with_ends.score_end = True
+    with_ends = Perplexity(folder, score_end=True, **options)
     return {
         "texts": len(texts),
         "perplexity": scorer.corpus(list(texts))["perplexity"],

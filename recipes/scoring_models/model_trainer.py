@@ -24,11 +24,8 @@ def split_off(
 ) -> tuple[list[str], list[str]]:
     """Return distinct sentences for training and for validation, each in random order.
 
-    Args:
-        texts: Distinct sentences.
-        share: Share for validation, above 0 and below 1; both splits get one sentence or more.
-        seed: Seed of the choice.
-        files: Files of the sentences, for the error.
+    `share` is that of validation; both splits get one sentence or more. `files` are those of the
+    sentences, for the error.
 
     Raises:
         ValueError: The share is out of range, or there are fewer than two sentences.
@@ -50,10 +47,7 @@ class ModelTrainer(pl.LightningModule, Generic[Data]):
     """Training that writes the best epoch's model to a folder, evaluated as it will be used.
 
     The best epoch is chosen by the trainer's `ModelCheckpoint`; without one, it is the last. With
-    `fast_dev_run`, nothing is written.
-
-    Args:
-        folder: Folder of the trained model. An earlier model in it is replaced.
+    `fast_dev_run`, nothing is written. An earlier model in the folder is replaced.
     """
 
     def __init__(self, folder: str) -> None:
@@ -70,9 +64,10 @@ class ModelTrainer(pl.LightningModule, Generic[Data]):
         data: Data = self.trainer.datamodule  # type: ignore[attr-defined]
         return data
 
-    def check_replaceable(self) -> None:
-        """Raise a ValueError if the folder contains something other than a trained model."""
-        if self.folder.exists() and not (self.folder / "evaluation.json").is_file():
+    def check_replaceable(self, stage: str) -> None:
+        """Raise a ValueError before a fit if the folder has something other than such a model."""
+        written = (self.folder / "evaluation.json").is_file()
+        if stage == "fit" and self.folder.exists() and not written:
             raise ValueError(
                 f"folder must be new or have the evaluation.json of a trained model, got "
                 f"{str(self.folder)!r}, which would be deleted"

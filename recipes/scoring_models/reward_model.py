@@ -6,9 +6,8 @@
 Each has one half of the recipe's training prompts. The recipe's model completes them, the reward of
 a teacher chooses pairs as `write_pairs` does, and TRL trains a LoRA adapter, which
 `RewardModel(folder, template="plain")` loads. Each model then judges the pairs of the other half.
-`--config FILE` reads the options from a YAML file, as TRL's scripts do; every option of
-`trl.RewardConfig` is one, with the defaults of `DEFAULTS`. `--smoke` runs two steps. Copy this file
-to change more.
+`--config FILE` reads the options from a YAML file; every option of `trl.RewardConfig` is one, with
+the defaults of `DEFAULTS`. `--smoke` runs two steps. Copy this file to change more.
 """
 
 from __future__ import annotations
@@ -25,35 +24,27 @@ from transformers import set_seed
 from ctrlreward.command_line.config_files import read_job, resolved
 from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.completion import generate
-from ctrlreward.extras import import_extra
 from ctrlreward.files import json_text, read_json, whole_folder, write_whole
 from ctrlreward.jobs.recipes import recipe_file
 from ctrlreward.policy import Generation, PolicyTuner
 from ctrlreward.preferences.accuracy import preferences
 from ctrlreward.preferences.candidates import write_pairs
 from ctrlreward.recipes.controlled_generation import build_prompts
-from ctrlreward.recipes.pair_training import adapter_trainer, read_pairs
+from ctrlreward.recipes.pair_training import adapter_trainer, parse, read_pairs
 from ctrlreward.scorers import LexiconSentiment, RewardModel
 from ctrlreward.scorers.records import write_scored_samples
 
 # Folders of the two models; the first has the even prefixes of the recipe.
 NAMES = ("reward", "held_out")
 
-# Options of `trl.RewardConfig` that differ from TRL's: for a small model, an adapter and few pairs.
+# Options of `trl.RewardConfig`, beside those of pair_training.
 DEFAULTS: dict[str, Any] = {
     "output_dir": "runs/reward_models",
     "seed": 0,
     "learning_rate": 5e-4,
     "warmup_steps": 3,
     "num_train_epochs": 2,
-    "per_device_train_batch_size": 8,
     "max_length": 128,
-    "gradient_checkpointing": False,
-    "bf16": False,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
 }
 
 
@@ -107,8 +98,7 @@ def train_reward_model(
     own = range(half, min(len(prompts), 8) if ours.smoke else len(prompts), 2)
     generation = Generation(**{**policy["generation"], "eval_temperature": 1.0})
     generator = PolicyTuner(policy["model"], words, generation=generation)
-    count = 4 if ours.smoke else ours.completions
-    samples = generate(generator, prompts[list(own)], count, seed)
+    samples = generate(generator, prompts[list(own)], 4 if ours.smoke else ours.completions, seed)
     write_scored_samples(folder / "texts.jsonl", samples, {})
     totals, pairs = load_reward(ours.teacher)(samples).total, folder / "pairs.jsonl"
     write_pairs(pairs, samples, totals, per_prompt=ours.pairs_per_prompt, margin=ours.margin)
@@ -157,18 +147,12 @@ def train_reward_models(ours: RewardModelArguments, config: Any) -> dict[str, di
 
 def main(arguments: Sequence[str]) -> None:
     """Train by the options of a command line, and print the accuracy on the other half."""
-    trl = import_extra("trl", "RewardTrainer")
-    parser = trl.TrlParser(dataclass_types=[RewardModelArguments, trl.RewardConfig])
-    parser.set_defaults(**DEFAULTS)
-    ours, config = parser.parse_args_and_config(list(arguments))
-    try:
-        summary = train_reward_models(ours, config)
-    except (ValueError, OSError, KeyError) as error:
-        parser.error(f"no key {error}" if isinstance(error, KeyError) else str(error))
-    for name, found in summary.items():
+    ours, config = parse("RewardConfig", RewardModelArguments, DEFAULTS, arguments)
+    summary = train_reward_models(ours, config)
+    for name, model in summary.items():
         print(
-            f"{name}: {found['pairs']} pairs, {found['steps']} steps, accuracy on the other half's"
-            " pairs {value:.3f} ({low:.3f} to {high:.3f})".format(**found["accuracy"])
+            f"{name}: {model['pairs']} pairs, {model['steps']} steps, accuracy on the other half's"
+            " pairs {value:.3f} ({low:.3f} to {high:.3f})".format(**model["accuracy"])
         )
     print(f"adapters in {', '.join(str(Path(config.output_dir) / name) for name in NAMES)}")
 

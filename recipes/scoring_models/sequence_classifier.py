@@ -1,7 +1,6 @@
-"""Fine-tuning of a pretrained transformer encoder as a classifier of styles or of soundness.
+"""Fine-tuning of a pretrained transformer encoder as a classifier of sentences.
 
-`configs/style_transfer/classifier_yelp.yaml` and `configs/scoring_models/soundness_minilm.yaml` use
-this class. Copy this file to change it.
+`configs/style_transfer/classifier_yelp.yaml` uses this class. Copy this file to change it.
 """
 
 from __future__ import annotations
@@ -33,11 +32,10 @@ _GROUP = 16
 
 
 class SequenceClassifierTrainer(SentenceClassifierTrainer):
-    """Trainer of a transformer encoder on `LabelledSentences`; see `ModelTrainer`.
+    """Trainer of a transformer encoder on `SentenceData`; see `ModelTrainer`.
 
-    All weights are trained; the classification head is new and starts at random. The folder is
-    plain transformers, and `Accuracy(folder)` loads it. Its labels are those of the data, in their
-    order. Logs `train_loss`, `val_loss` and `val_accuracy`, 0 to 1; `evaluation.json` has
+    All weights are trained; the classification head is new. The folder is plain transformers, and
+    `Accuracy(folder)` loads it; its labels are those of the data. `evaluation.json` has
     `test_accuracy`, the mean of `Accuracy` over the test sentences.
 
     Args:
@@ -62,21 +60,17 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         max_tokens: int = 64,
     ) -> None:
         super().__init__(folder)
-        self.encoder = model
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.max_tokens = max_tokens
+        self.encoder, self.max_tokens = model, max_tokens
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
     def setup(self, stage: str) -> None:
         """Load the encoder and its tokenizer, with a head for the labels of the data."""
-        labels = self.data.labels
+        self.check_replaceable(stage)
         config = load_config(self.encoder)
-        config.id2label = dict(enumerate(labels))
-        config.label2id = {label: i for i, label in enumerate(labels)}
+        config.id2label = dict(enumerate(self.data.labels))
+        config.label2id = {label: i for i, label in enumerate(self.data.labels)}
         self.tokenizer = load_tokenizer(self.encoder)
         config.pad_token_id = self.tokenizer.pad_token_id  # which the head of a decoder skips
-        if stage == "fit":
-            self.check_replaceable()
         self.limit = min(self.max_tokens, tokenization.max_tokens(self.tokenizer, config))
         self.network = AutoModelForSequenceClassification.from_pretrained(
             resolve(self.encoder),

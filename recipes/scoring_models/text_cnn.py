@@ -1,7 +1,7 @@
 """Kim's (2014) TextCNN, the style classifier of style transfer: network, training, classifier.
 
-`configs/style_transfer/text_cnn_*.yaml` train it, and judge by the `TextCNNClassifier` of the
-folder. Copy this file to change them.
+`configs/style_transfer/text_cnn_yelp.yaml` trains it, and `TextCNNClassifier` of its folder judges.
+Copy this file to change them.
 """
 
 from __future__ import annotations
@@ -45,27 +45,64 @@ class Sentence(NamedTuple):
     label: int
 
 
-class LabelledSentences(pl.LightningDataModule):
-    """Base of data for `SentenceClassifierTrainer`; a subclass fills `sentences` in `setup`.
+class SentenceData(pl.LightningDataModule):
+    """Labelled sentences from files of one sentence per line.
+
+    Sentences that differ only in case and white space count as one. A share of the training
+    sentences is set aside for validation, to choose the best epoch. A sentence with two labels
+    counts once with each, and both are in the same split. Held-out sentences are never trained on.
 
     Args:
-        labels: Names of the labels, by index.
+        train: Label → file of training sentences.
+        test: Label → file of test sentences, used only for the final accuracy.
+        exclude: Files of further held-out sentences; a line may contain several, separated by tabs.
         validation_share: Share of the training sentences for validation, above 0 and below 1.
         batch_size: Sentences per batch.
         seed: Seed of the split and of the order.
 
     Attributes:
         sentences: Sentences of `"train"`, `"validation"` and `"test"`.
+
+    Raises:
+        ValueError: `train` and `test` have different labels. In `setup`: fewer than two sentences
+            are left for training and validation.
     """
 
     def __init__(
-        self, labels: Sequence[str], validation_share: float, batch_size: int, seed: int
+        self,
+        train: dict[str, str],
+        test: dict[str, str],
+        exclude: Sequence[str] = (),
+        validation_share: float = 0.05,
+        batch_size: int = 128,
+        seed: int = 0,
     ) -> None:
         super().__init__()
-        self.labels = tuple(labels)
-        self.validation_share = validation_share
-        self.batch_size, self.seed = batch_size, seed
+        if train.keys() != test.keys():
+            raise ValueError(f"test must have the labels {', '.join(train)}, got {', '.join(test)}")
+        self.labels = tuple(train)
+        self.train, self.test, self.exclude = train, test, exclude
+        self.validation_share, self.batch_size, self.seed = validation_share, batch_size, seed
         self.sentences: dict[str, list[Sentence]] = {}
+
+    def setup(self, stage: str) -> None:
+        """Read the files, drop held-out sentences, and split the others."""
+        test = list(self._read(self.test))
+        held_out = {sentence.text for sentence in test} | read_held_out(self.exclude)
+        kept = [s for s in dict.fromkeys(self._read(self.train)) if s.text not in held_out]
+        texts = list(dict.fromkeys(sentence.text for sentence in kept))
+        files = list(self.train.values())
+        validation = set(split_off(texts, self.validation_share, self.seed, files)[1])
+        self.sentences = {
+            "train": [sentence for sentence in kept if sentence.text not in validation],
+            "validation": [sentence for sentence in kept if sentence.text in validation],
+            "test": test,
+        }
+
+    def _read(self, files: Mapping[str, str]) -> Iterator[Sentence]:
+        for label, file in enumerate(files.values()):
+            texts = (matching_key(line) for line in read_lines([file]) if line.strip())
+            yield from (Sentence(text, label) for text in texts)
 
     def train_dataloader(self) -> DataLoader[Sentence]:
         """Return batches as lists of sentences, in a new order each epoch."""
@@ -85,71 +122,20 @@ class LabelledSentences(pl.LightningDataModule):
         )
 
 
-class SentenceData(LabelledSentences):
-    """Labelled sentences from files of one sentence per line.
+class SentenceClassifierTrainer(ModelTrainer[SentenceData]):
+    """Steps of a classifier of sentences; a subclass has the network and writes its folder.
 
-    Sentences that differ only in case and white space count as one. A share of the training
-    sentences is set aside for validation, to choose the best epoch. A sentence with two labels
-    counts once with each, and both are in the same split. Held-out sentences are never trained on.
-
-    Args:
-        train: Label → file of training sentences.
-        test: Label → file of test sentences, used only for the final accuracy.
-        exclude: Files of further held-out sentences; a line may contain several, separated by tabs.
-        validation_share: Share of the training sentences for validation, above 0 and below 1.
-        batch_size: Sentences per batch.
-        seed: Seed of the split and of the order.
-
-    Raises:
-        ValueError: `train` and `test` have different labels. In `setup`: fewer than two sentences
-            are left for training and validation.
+    Logs `train_loss`, `val_loss` and `val_accuracy`.
     """
 
-    def __init__(
-        self,
-        train: dict[str, str],
-        test: dict[str, str],
-        exclude: Sequence[str] = (),
-        validation_share: float = 0.05,
-        batch_size: int = 128,
-        seed: int = 0,
-    ) -> None:
-        super().__init__([*train], validation_share, batch_size, seed)
-        if train.keys() != test.keys():
-            raise ValueError(f"test must have the labels {', '.join(train)}, got {', '.join(test)}")
-        self.files = {"train": train, "test": test}
-        self.exclude = exclude
-
-    def setup(self, stage: str) -> None:
-        """Read the files, drop held-out sentences, and split the others."""
-        self.sentences["test"] = list(self._read(self.files["test"]))
-        held_out = {sentence.text for sentence in self.sentences["test"]}
-        held_out |= read_held_out(self.exclude)
-        distinct = dict.fromkeys(self._read(self.files["train"]))
-        kept = [sentence for sentence in distinct if sentence.text not in held_out]
-        texts = list(dict.fromkeys(sentence.text for sentence in kept))
-        files = list(self.files["train"].values())
-        validation = set(split_off(texts, self.validation_share, self.seed, files)[1])
-        self.sentences["validation"] = [s for s in kept if s.text in validation]
-        self.sentences["train"] = [s for s in kept if s.text not in validation]
-
-    def _read(self, files: Mapping[str, str]) -> Iterator[Sentence]:
-        for label, file in enumerate(files.values()):
-            texts = (matching_key(line) for line in read_lines([file]) if line.strip())
-            yield from (Sentence(text, label) for text in texts)
-
-
-class SentenceClassifierTrainer(ModelTrainer[LabelledSentences]):
-    """Steps of a classifier of sentences; a subclass has the network and writes its folder."""
-
     def training_step(self, batch: list[Sentence], batch_idx: int) -> Tensor:
-        """Return the cross-entropy and log it as `train_loss`."""
+        """Return the cross-entropy."""
         loss, _ = self._loss_and_hits(batch)
         self.log("train_loss", loss, batch_size=len(batch))
         return loss
 
     def validation_step(self, batch: list[Sentence], batch_idx: int) -> None:
-        """Log the cross-entropy as `val_loss`, and `val_accuracy`."""
+        """Log the cross-entropy and the accuracy."""
         loss, hits = self._loss_and_hits(batch)
         values = {"val_loss": loss, "val_accuracy": hits.float().mean()}
         self.log_dict(values, prog_bar=True, batch_size=len(batch), sync_dist=True)
@@ -162,8 +148,7 @@ class SentenceClassifierTrainer(ModelTrainer[LabelledSentences]):
 class TextCNNTrainer(SentenceClassifierTrainer):
     """Trainer of a `TextCNN` on `SentenceData`; see `ModelTrainer`.
 
-    Logs `train_loss`, `val_loss` and `val_accuracy`. `TextCNNClassifier(folder)` reads the folder;
-    `evaluation.json` in it contains `test_accuracy`.
+    `TextCNNClassifier(folder)` reads the folder; `evaluation.json` in it has `test_accuracy`.
 
     Args:
         folder: Folder of the trained model.
@@ -186,24 +171,15 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         learning_rate: float = 2e-3,
     ) -> None:
         super().__init__(folder)
-        self.min_count = min_count
-        self.embedding_size = embedding_size
-        self.widths = tuple(widths)
-        self.filters = filters
-        self.dropout = dropout
-        self.learning_rate = learning_rate
+        self.min_count, self.learning_rate = min_count, learning_rate
+        self.sizes = (embedding_size, tuple(widths), filters, dropout)
 
     def setup(self, stage: str) -> None:
         """Build the network for the vocabulary and the labels of the data."""
-        if stage == "fit":
-            self.check_replaceable()
-        data = self.data
-        words = frequent_words((s.text for s in data.sentences["train"]), self.min_count)
-        self.model = TextCNN(
-            TextCNNConfig(
-                words, data.labels, self.embedding_size, self.widths, self.filters, self.dropout
-            )
-        )
+        self.check_replaceable(stage)
+        texts = (sentence.text for sentence in self.data.sentences["train"])
+        words = frequent_words(texts, self.min_count)
+        self.model = TextCNN(TextCNNConfig(words, self.data.labels, *self.sizes))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return Adam with linear decay."""
@@ -222,7 +198,6 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         return {"test_accuracy": accuracy, "test_sentences": len(test)}
 
     def _loss_and_hits(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
-        """Return the mean loss, and for each sentence whether it is classified correctly."""
         rows = [self.model.config.encode(sentence.text) for sentence in batch]
         logits = self.model(*pad_rows(rows, _PADDING, self.device))
         labels = torch.tensor([sentence.label for sentence in batch], device=self.device)
@@ -304,10 +279,8 @@ def load_text_cnn(folder: str, device: str = "cpu") -> TextCNN:
 
 def _read_config(folder: str) -> TextCNNConfig:
     values: dict[str, Any] = read_json(Path(folder).expanduser() / "config.json")
-    settings: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
-    }
-    return TextCNNConfig(**settings)
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return TextCNNConfig(**{**values, **lists})
 
 
 @dataclass(frozen=True)
@@ -315,18 +288,10 @@ class TextCNNClassifier:
     """Classifier of a folder that `TextCNNTrainer` has written, for `Accuracy`.
 
     The folder is read at the first use, when another job may just have trained it.
-
-    Args:
-        folder: Folder of the trained model.
-        device: Device of the model.
     """
 
     folder: str
     device: str = "cpu"
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return the settings; a copy in another process loads the model again."""
-        return {"folder": self.folder, "device": self.device}
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -1,7 +1,4 @@
-"""Word vectors with the idf, and the mean, of your corpus.
-
-For YAML and the command line, in place of a sentence encoder; see docs/scorers.md.
-"""
+"""Word vectors with the idf, and the mean, of your corpus, in place of a sentence encoder."""
 
 from __future__ import annotations
 
@@ -26,10 +23,6 @@ def inverse_document_frequency(documents: Iterable[Sequence[str]]) -> dict[str, 
     Natural logarithm, without smoothing: 0 for a word in every document, to log(N). The word weight
     of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, whose documents are the sentences of
     both styles.
-
-    Examples:
-        >>> inverse_document_frequency([["good", "soup"], ["cold", "soup"]])["soup"]  # log 1
-        0.0
     """
     counts: Counter[str] = Counter()
     total = 0
@@ -92,7 +85,6 @@ def _fit(
     held_out = read_held_out(exclude)
 
     def sentences() -> Iterator[str]:
-        """Yield the corpus, read anew, without empty and held-out lines."""
         for line in read_lines(corpus):
             if line.strip() and matching_key(line) not in held_out:
                 yield line

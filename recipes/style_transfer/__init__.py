@@ -1,14 +1,14 @@
 """Style transfer: rewriting a sentence into another style while keeping its content.
 
-`configs/style_transfer/yelp_*.yaml` use these classes and functions: prompts, reward and
-held-out scores. Copy this file to change them.
+`configs/style_transfer/yelp_*.yaml` use this file: prompts, reward and held-out scores. Copy it to
+change them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from typing import Any
 
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.functional.transfer import GM_THRESHOLDS
@@ -110,31 +110,18 @@ class ScoringModels:
     dtype: Dtype | None = None
 
     def quality(self) -> TransferQuality:
-        """Return a new scorer over these models."""
+        """Return a new scorer over these models, which all such scorers share."""
+        options: Any = {"score_end": self.score_end, "device": self.device, "dtype": self.dtype}
         return TransferQuality(
             Accuracy(self.classifier, device=self.device),
             Similarity(self.encoder, device=self.device),
-            Perplexity(
-                self.language_model,
-                score_end=self.score_end,
-                device=self.device,
-                dtype=self.dtype,
-            ),
+            Perplexity(self.language_model, **options),
             thresholds=self.thresholds,
         )
 
 
 class TransferData(PromptBatches):
-    """Batches of training sentences, reshuffled after every pass.
-
-    Args:
-        sentences: Sentences to rewrite.
-        batch_size: Sentences per step.
-        steps: Number of batches; the trainer's `max_steps` may stop earlier.
-        seed: Seed of the order.
-        models: Models that are trained first where their folders do not exist: judges, and the
-            adapter that the policy starts from.
-    """
+    """Batches of sentences to rewrite; see `PromptBatches`."""
 
     def __init__(
         self,
@@ -160,8 +147,7 @@ def transfer_reward(
     """Return a weighted sum of a sentence's GM and of its components.
 
     The GM is 0 if one component misses its threshold, as for many texts of an untuned policy,
-    and equal rewards have no gradient. The components do not have such a dead zone: a warm-up
-    rewards them.
+    and equal rewards have no gradient. The components do not have such a dead zone.
 
     Args:
         weights: Score of `TransferQuality` → weight at the start of training, 0 included.
@@ -173,7 +159,6 @@ def transfer_reward(
     return Reward(components, given=given)
 
 
-@cache  # both callbacks share the models
 def held_out_scores(scoring_models: ScoringModels) -> dict[str, Component]:
     """Return the GM and its components; the GM of the corpus, `corpus/gm`, selects checkpoints."""
     quality = scoring_models.quality()
@@ -195,7 +180,7 @@ def held_out_scorer(
     prompts = sentences.prompts()
     return GenerationScorer(
         {**held_out_scores(scoring_models), **(others or {})},
-        prompts.replace(groups=prompts.require("labels", "held_out_scorer")),
+        prompts.replace(groups=prompts.labels),
         generations_per_prompt=generations_per_prompt,
     )
 
@@ -215,6 +200,6 @@ def before_after(
         held_out_scores(scoring_models),
         prompts,
         generations_per_prompt=generations_per_prompt,
-        others={"copying": prompts.replace(texts=prompts.require("sources", "before_after"))},
+        others={"copying": prompts.replace(texts=prompts.sources)},
         judges=judges,
     )

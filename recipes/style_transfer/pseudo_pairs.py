@@ -56,16 +56,12 @@ class PseudoPairs:
     Args:
         sentences: Sentences to rewrite. Those that lend words are all sentences of the same files,
             held-out ones excepted.
-        scoring_models: Encoder, which also finds the neighbours, classifier and language model; the
-            pairs are only as good as these.
+        scoring_models: Encoder, which also finds the neighbours, classifier and language model.
         file: JSON Lines file of the pairs. If it exists, the pairs are read from it.
-        neighbours: Number of sentences that lend words to each.
+        neighbours: Number of sentences that lend words to each, 1 or more.
         style_word: Log odds (`word_log_odds`) from which on a word is one of a style. A rewriting
             has no word of the old style and one or more of the new one.
         min_kept: Smallest share of a sentence's other words that a rewriting keeps, 0 to 1.
-
-    Raises:
-        ValueError: `neighbours` is below 1, or `min_kept` is not a share.
     """
 
     sentences: Sentences
@@ -74,12 +70,6 @@ class PseudoPairs:
     neighbours: int = 64
     style_word: float = 1.4
     min_kept: float = 0.75
-
-    def __post_init__(self) -> None:
-        if self.neighbours < 1:
-            raise ValueError(f"neighbours must be 1 or more, got {self.neighbours}")
-        if not 0 <= self.min_kept <= 1:
-            raise ValueError(f"min_kept must be a share, 0 to 1, got {self.min_kept}")
 
     def make(self) -> None:
         """Write the file if it does not exist.
@@ -101,12 +91,7 @@ class PseudoPairs:
         rank_zero_info(f"{path}: {len(pairs)} pairs of {2 * self.sentences.count} sentences")
 
     def samples(self) -> Samples:
-        """Return each pair of the file in both directions.
-
-        Returns:
-            Samples with `prompts`, `sources`, the target style as `labels`, and the rewriting as
-            `references`; texts and prefixes are empty.
-        """
+        """Return each pair of the file in both directions: prompts with `references`."""
         pairs = [Pair(**row) for row in read_jsonl(Path(self.file).expanduser())]
         first, second = self.sentences.files
         other = {first: second, second: first}
@@ -116,9 +101,6 @@ class PseudoPairs:
 
     def _pairs(self) -> Iterator[Pair]:
         own, quality = self.sentences, self.scoring_models.quality()
-        prompts = own.prompts()
-        sources = [matching_key(source) for source in prompts.require("sources", "PseudoPairs")]
-        labels = prompts.require("labels", "PseudoPairs")
         texts: dict[str, list[str]] = {}
         for style, file in own.files.items():
             lines = distinct_texts([file], own.exclude, own.words)
@@ -129,31 +111,34 @@ class PseudoPairs:
             first: {word for word, value in odds.items() if -value >= self.style_word},
             second: {word for word, value in odds.items() if value >= self.style_word},
         }
+        prompts = own.prompts()
+        sources: dict[str, list[str]] = {first: [], second: []}  # by the style they get
+        for source, label in zip(prompts.sources or (), prompts.labels or (), strict=True):
+            sources[str(label)].append(matching_key(source))
 
         def embedded(sentences: Sequence[str]) -> npt.NDArray[np.float32]:
             # Float32: a product of all sentences with a window of others is large.
             vectors = quality.similarity.loaded_model.embed(sentences)
             return np.nan_to_num(vectors).astype(np.float32)
 
-        with track("pseudo-pairs", len(sources), "sentences") as progress:
+        with track("pseudo-pairs", len(prompts), "sentences") as progress:
             for old, label in ((first, second), (second, first)):
                 lenders, vectors = texts[label], embedded(texts[label])
                 count = min(self.neighbours, len(lenders))
-                rows = [i for i, target in enumerate(labels) if target == label]
-                for start in range(0, len(rows), _WINDOW):
-                    window = [sources[i] for i in rows[start : start + _WINDOW]]
+                for start in range(0, len(sources[label]), _WINDOW):
+                    window = sources[label][start : start + _WINDOW]
                     cosines = embedded(window) @ vectors.T
                     near = np.argpartition(-cosines, count - 1, axis=1)[:, :count]
-                    candidates = [
-                        {
-                            text: support
-                            for text, support in rewritings(
-                                source, [lenders[column] for column in columns]
-                            ).items()
-                            if self._exchanges(source, text, words[old], words[label])
-                        }
-                        for source, columns in zip(window, near, strict=True)
-                    ]
+                    candidates = []
+                    for source, columns in zip(window, near, strict=True):
+                        texts_of = rewritings(source, [lenders[column] for column in columns])
+                        candidates.append(
+                            {
+                                text: support
+                                for text, support in texts_of.items()
+                                if self._exchanges(source, text, words[old], words[label])
+                            }
+                        )
                     best = best_rewritings(window, candidates, label, quality)
                     yield from (Pair(source, label, text) for source, text in best.items())
                     progress.advance(len(window))
@@ -171,13 +156,8 @@ class PseudoPairs:
 def word_log_odds(first: Sequence[str], second: Sequence[str]) -> dict[str, float]:
     """Return by how much likelier a sentence of the second corpus has a word, as a logarithm.
 
-    Args:
-        first: Sentences of one style, words separated by spaces.
-        second: Sentences of the other.
-
-    Returns:
-        Word → log of the ratio of the shares of sentences that have it, each with one sentence with
-        and one without it added; above 0 where the second corpus has it more often.
+    The log of the ratio of the shares of sentences that have it, each with one sentence with and
+    one without it added. Words are separated by spaces.
 
     Examples:
         >>> odds = word_log_odds(["cold soup"] * 8, ["warm soup"] * 8)
@@ -200,14 +180,7 @@ def rewritings(source: str, lenders: Sequence[str]) -> Counter[str]:
 
     Source and lender are aligned word by word. Where they differ, all places, each place, or each
     two places are exchanged, except where the lender has three words more or longer: these run two
-    sentences together.
-
-    Args:
-        source: Words separated by spaces.
-        lenders: Sentences in the same form.
-
-    Returns:
-        Rewriting, other than the source → number of lenders that lead to it.
+    sentences together. Each rewriting has the number of lenders that lead to it.
 
     Examples:
         >>> lenders = ["the soup was warm .", "the bread was warm ."]
@@ -243,19 +216,11 @@ def best_rewritings(
     label: str,
     quality: TransferQuality,
 ) -> Mapping[str, str]:
-    """Choose the rewriting of each source with the best GM · (1 + log lenders).
+    """Return the rewriting of each source with the best GM · (1 + log lenders).
 
-    Agreement of several lenders is rarely an accident. The language model, the slowest judge,
-    reads the candidates that are best by the other two.
-
-    Args:
-        sources: n sentences.
-        candidates: Rewriting → number of lenders, of each source.
-        label: Style of the rewritings.
-        quality: Scorer of the rewritings, with the thresholds of GM.
-
-    Returns:
-        Source → rewriting; sources without a GM above 0 are left out.
+    `candidates` has a mapping for each source: rewriting, of style `label` → number of lenders,
+    whose agreement is rarely an accident. Sources without a GM above 0 are left out. The language
+    model, the slowest judge, reads the candidates that are best by the other two.
     """
     texts = [text for row in candidates for text in row]
     support = np.array([1 + log(count) for row in candidates for count in row.values()])

@@ -31,14 +31,8 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
     A batch is `Samples` with `prompts`, and `references` as completions. The loss is the mean
     negative log-probability of their tokens and of the end token, logged as `train_loss`, nats per
     token. At the end of training the adapter that the trainer's `RewardCheckpoint` selected, else
-    the last one, is written to a folder, for `LoRA(adapter=...)` of a `PolicyTuner`.
-
-    Args:
-        folder: Folder of the trained adapter. An earlier one in it is replaced.
-        model: Local folder, Hugging Face id or short name of the base model.
-        generation: How `complete` completes prompts; its stop string ends each completion.
-        optimizer: Learning rate and its schedule.
-        lora: The adapter, and the precision of the base weights.
+    the last one, is written to a folder, for `LoRA(adapter=...)` of a `PolicyTuner`. An earlier one
+    in it is replaced. The other arguments are those of `PolicyTuner`.
     """
 
     def __init__(
@@ -64,8 +58,7 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
 
     def on_fit_end(self) -> None:
         """Write the selected adapter."""
-        trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        if trial or not self.trainer.is_global_zero:
+        if self.trainer.fast_dev_run or not self.trainer.is_global_zero:  # type: ignore[attr-defined]
             return
         best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
         if best:
@@ -101,16 +94,7 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
 
 
 class PairData(PromptBatches):
-    """Batches of pseudo-pairs, reshuffled after every pass.
-
-    Args:
-        pairs: The pairs; their file is written first if it does not exist.
-        batch_size: Pairs per step.
-        steps: Number of batches; the trainer's `max_steps` may stop earlier.
-        seed: Seed of the order.
-        models: Models that are trained first if their folders do not exist, such as the judges
-            of the pairs.
-    """
+    """Batches of pseudo-pairs, whose file is written first; see `PromptBatches`."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,61 +13,48 @@ import pytest
 from ctrlreward import Samples
 from ctrlreward.preferences import write_pairs
 from ctrlreward.recipes.controlled_generation import dpo
-from ctrlreward.tables.rows import read_rows
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def letters(texts: Sequence[str]) -> list[float]:
-    """Reward the letter a."""
-    return [float(text.count("a")) for text in texts]
-
-
-@pytest.fixture
-def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write pairs of random completions of 24 prompts, in an empty folder."""
+@pytest.mark.usefixtures("one_thread")
+def test_ten_steps_raise_the_margin(
+    tiny_llama: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of pairs of random completions, chosen by the letter a."""
     monkeypatch.chdir(tmp_path)
     draw = random.Random(0)
     prompts = ["".join(draw.sample("bcdef", 3)) for _ in range(24)]
     prefixes = [prompt for prompt in dict.fromkeys(prompts) for _ in range(4)]
     texts = [prefix + "".join(draw.choices("abcdef", k=5)) for prefix in prefixes]
     samples = Samples(texts, prefixes=prefixes)
-    write_pairs(tmp_path / "pairs.jsonl", samples, np.array(letters(samples.completions)))
-    return tmp_path / "pairs.jsonl"
+    totals = np.array([float(text.count("a")) for text in samples.completions])
+    write_pairs(tmp_path / "pairs.jsonl", samples, totals)
 
-
-def test_ten_steps_raise_the_margin(
-    pairs: Path, tiny_llama: Callable[[str], str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert len(read_rows(pairs)) > 12
-    given = ["--pairs", str(pairs), "--model", tiny_llama("abcdef"), "--output_dir", "run"]
-    dpo.main([*given, "--max_steps", "10", "--learning_rate", "0.02", "--use_cpu"])
+    given = ["--pairs", "pairs.jsonl", "--model", tiny_llama("abcdef"), "--use_cpu"]
+    longer = ["--max_steps", "10", "--learning_rate", "0.02"]
+    dpo.main([*given, "--output_dir", "run", *longer])
     summary = json.loads(Path("run/summary.json").read_text())
+    margins = [row["margin"] for row in summary["history"]]
     assert [row["step"] for row in summary["history"]] == [*range(1, 11)]
     assert summary["before"]["margin"] == pytest.approx(0, abs=1e-6)  # the adapter is 0
-    margins = [row["margin"] for row in summary["history"]]
     assert margins[0] == pytest.approx(0, abs=1e-6)
     assert min(margins[7:]) > 0.02
     assert summary["after"]["margin"] > 0.01
     assert summary["after"]["accuracy"] > 0.5
     assert Path("run/adapter_model.safetensors").is_file()
-    printed = capsys.readouterr().out
-    assert f"after  margin {summary['after']['margin']:+.4f}" in printed
+    assert f"margin {summary['after']['margin']:+.4f}" in capsys.readouterr().out
 
-
-def test_smoke(pairs: Path, tiny_llama: Callable[[str], str]) -> None:
-    given = ["--pairs", str(pairs), "--model", tiny_llama("abcdef"), "--output_dir", "run"]
-    dpo.main([*given, "--smoke", "--use_cpu"])
-    summary = json.loads(Path("run/summary.json").read_text())
-    assert len(summary["history"]) == 2
-    assert summary["pairs"]["training"] == 8
+    dpo.main([*given, "--output_dir", "smoke", "--smoke"])
+    summary = json.loads(Path("smoke/summary.json").read_text())
+    assert (len(summary["history"]), summary["pairs"]["training"]) == (2, 8)
 
 
 def test_prompts_are_held_out_whole() -> None:
     rows = [{"prompt": f"p{i // 3}", "chosen": "a", "rejected": "b"} for i in range(30)]
     training, held_out = dpo.split_pairs(rows, 0.2, seed=0)
-    assert len(held_out) == 6
-    assert len(training) == 24
+    assert (len(training), len(held_out)) == (24, 6)
     assert not {row["prompt"] for row in training} & {row["prompt"] for row in held_out}
     chats = [{"prompt": [{"role": "user", "content": str(i)}]} for i in range(2)]
     assert [*map(len, dpo.split_pairs(chats, 0.5, seed=0))] == [1, 1]

@@ -10,7 +10,7 @@ import torch
 from tiny_models import save_bert
 from transformers import AutoModel, AutoTokenizer, BertModel
 
-from ctrlreward import Accuracy, Samples
+from ctrlreward import Accuracy
 from ctrlreward.recipes.controlled_generation.label_descriptions import LabelDescriptions
 
 DESCRIPTIONS = {
@@ -19,13 +19,6 @@ DESCRIPTIONS = {
     "pets": ["a dog under the table", "my cat"],
 }
 TEXTS = ["The staff was friendly.", "A dog slept.", "In summary, we froze over there.", "Soup!"]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_bert(tmp_path_factory.mktemp("encoder"), BertModel)
 
 
 def embedding(folder: str, text: str) -> Any:
@@ -37,27 +30,19 @@ def embedding(folder: str, text: str) -> Any:
     return mean / np.linalg.norm(mean)
 
 
-def test_probabilities_are_those_of_cosines_one_by_one(encoder: str) -> None:
-    found = LabelDescriptions(DESCRIPTIONS, encoder).probabilities(TEXTS)
-    for row, text in zip(found, TEXTS, strict=True):
+@pytest.mark.usefixtures("one_thread")
+def test_probabilities_are_those_of_cosines_one_by_one(module_folder: Any) -> None:
+    encoder = save_bert(module_folder, BertModel)
+    model = LabelDescriptions(DESCRIPTIONS, encoder)
+    probabilities = model.probabilities(TEXTS)
+    for row, text in zip(probabilities, TEXTS, strict=True):
         cosines = [
             np.mean([embedding(encoder, text) @ embedding(encoder, each) for each in sentences])
             for sentences in DESCRIPTIONS.values()
         ]
         shares = [np.exp(cosine / 0.05) for cosine in cosines]
         np.testing.assert_allclose(row, np.array(shares) / sum(shares), rtol=1e-4)
-    assert found.dtype == np.float64
-
-
-def test_as_the_classifier_of_an_attribute(encoder: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = LabelDescriptions(DESCRIPTIONS, encoder)
-    assert model.labels == ("food", "travel", "pets")
-    best = [model.labels[i] for i in model.probabilities(TEXTS).argmax(axis=1)]
-    others = [next(label for label in model.labels if label != each) for each in best]
-    labels = {"topic": [*best, *others, "food"], "mood": "glad"}
-    samples = Samples([*TEXTS, *TEXTS, " "], labels=labels)
-    accuracy = Accuracy(model, attribute="topic").score(samples)["accuracy"]
-    np.testing.assert_array_equal(accuracy, [1.0] * 4 + [0.0] * 4 + [np.nan])
-    assert "texts[8]" in caplog.text
-    with pytest.raises(ValueError, match="'glad'"):
-        Accuracy(model, attribute="mood").check_samples(samples)
+    best = [model.labels[i] for i in probabilities.argmax(axis=1)]
+    labels = [*best, *(next(label for label in model.labels if label != each) for each in best)]
+    accuracy = Accuracy(model).score(TEXTS * 2, labels=labels)["accuracy"]
+    np.testing.assert_array_equal(accuracy, [1.0] * 4 + [0.0] * 4)

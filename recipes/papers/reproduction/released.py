@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.recipes.data_sets import local_file
-from ctrlreward.recipes.made_data.pplm import SENTIMENT_PREFIXES, TOPIC_PREFIXES
+from ctrlreward.recipes.papers.reproduction.prefixes import SENTIMENT_PREFIXES, TOPIC_PREFIXES
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers import AttributeClassifier, Distinct, Perplexity
 

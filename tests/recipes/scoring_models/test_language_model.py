@@ -54,10 +54,6 @@ def test_held_out_sentences_are_not_trained_on(files: dict[str, list[str]]) -> N
     assert data.sentences["test"] == ["the room was odd ."]
 
 
-def words_of(text: str) -> list[str]:
-    return list(count_words([text]).elements())
-
-
 @pytest.mark.parametrize(
     ("plain", "tokenized"),
     [
@@ -68,20 +64,8 @@ def words_of(text: str) -> list[str]:
     ],
 )  # fmt: skip
 def test_plain_text_is_split_as_tokenized_text(plain: str, tokenized: str) -> None:
-    assert sorted(words_of(plain)) == sorted(tokenized.split()) == sorted(words_of(tokenized))
-
-
-# The training
-
-
-SMALL: dict[str, object] = {
-    "model.init_args.min_count": 2,
-    "model.init_args.width": 16,
-    "model.init_args.heads": 2,
-    "data.init_args.batch_size": 4,
-    "trainer.precision": "32-true",
-    "trainer.max_epochs": 3,
-}
+    for text in (plain, tokenized):
+        assert sorted(count_words([text]).elements()) == sorted(tokenized.split())
 
 
 def log_probs(folder: Path, texts: list[str]) -> list[np.ndarray]:
@@ -100,12 +84,19 @@ def test_training_writes_the_best_epochs_model(
     files: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    cli = build(["--config", str(CONFIG), *overrides(tmp_path, **files, **SMALL)])
+    small = {
+        "model.init_args.min_count": 2,
+        "model.init_args.width": 16,
+        "model.init_args.heads": 2,
+        "data.init_args.batch_size": 4,
+        "trainer.precision": "32-true",
+        "trainer.max_epochs": 3,
+    }
+    cli = build(["--config", str(CONFIG), *overrides(tmp_path, **files, **small)])
     cli.trainer.fit(cli.model, cli.datamodule)
     folder, data = tmp_path / "model", cli.datamodule.sentences
 
     rare = {word for word, count in count_words(data["train"]).items() if count < 2}
-    assert "otters" in rare | set(count_words(data["validation"]))
     best = torch.load(cli.trainer.checkpoint_callback.best_model_path, weights_only=True)
     expected = {name.removeprefix("model."): w for name, w in best["state_dict"].items()}
     expected["lm_head.bias"][1] -= math.log(len(rare))  # <unk> is one of them
@@ -125,70 +116,43 @@ def test_training_writes_the_best_epochs_model(
             "perplexity_with_ends": pytest.approx(np.exp(-np.concatenate(rows).mean())),
             "unknown_words": np.mean([word not in tokenizer.get_vocab() for word in words]),
         }
-    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    best_logged = min(row["val_perplexity"] for row in logged if "val_perplexity" in row)
-    assert cli.trainer.checkpoint_callback.best_model_score.item() == pytest.approx(best_logged)
+    # `val_loss` is the mean over words and ends, of sentences of several lengths, before <unk> is
+    # shared.
+    unshared = AutoModelForCausalLM.from_pretrained(folder)
+    unshared.lm_head.bias.data[1] += math.log(len(rare))
+    unshared.save_pretrained(folder)
+    loss = -np.concatenate(log_probs(folder, data["validation"])).mean()
+    assert cli.trainer.checkpoint_callback.best_model_score.item() == pytest.approx(loss, rel=1e-5)
 
 
 def trained(
-    files: dict[str, list[str]],
-    folder: Path,
-    options: dict[str, Any] | None = None,
-    checkpoint: Path | None = None,
-    **trainer: Any,
+    files: dict[str, list[str]], folder: Path, checkpoint: Path | None = None, **trainer: Any
 ) -> LanguageModelTrainer:
-    small = {"min_count": 2, "width": 16, "heads": 2, "learning_rate": 0.01}
     torch.manual_seed(0)
-    model = LanguageModelTrainer(str(folder), **small | (options or {}))
-    settings = {"max_epochs": 1} | trainer
-    quiet_trainer(default_root_dir=str(folder.parent), **settings).fit(
-        model, Corpus(**files, batch_size=4), ckpt_path=checkpoint
-    )
+    model = LanguageModelTrainer(str(folder), min_count=2, width=16, heads=2, learning_rate=0.01)
+    settings = {"max_epochs": 3, "default_root_dir": str(folder.parent)} | trainer
+    data = Corpus(**files, batch_size=4)
+    quiet_trainer(**settings).fit(model, data, ckpt_path=checkpoint)
     return model
 
 
 def test_a_resumed_run_repeats_an_uninterrupted_one(
     files: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    keep = ModelCheckpoint(tmp_path / "epochs", "{epoch}", save_top_k=-1, monitor="val_loss")
-    whole = trained(
-        files, tmp_path / "a", max_epochs=3, enable_checkpointing=True, callbacks=[keep]
-    )
+    keep = ModelCheckpoint(tmp_path / "epochs", "{epoch}", save_top_k=-1)
+    trained(files, tmp_path / "a", enable_checkpointing=True, callbacks=[keep])
     torch.rand(7)  # the state of the generator differs
-    resumed = trained(
-        files, tmp_path / "b", checkpoint=tmp_path / "epochs" / "epoch=0.ckpt", max_epochs=3
-    )
-    last = torch.load(tmp_path / "epochs" / "epoch=2.ckpt", weights_only=True)["state_dict"]
-    for name, weight in resumed.model.state_dict().items():
-        shift = math.log(whole.rare_words) if name == "lm_head.bias" else 0
-        expected = last[f"model.{name}"].clone()
-        if shift:
-            expected[1] -= shift
-        torch.testing.assert_close(weight, expected)
-
-
-def test_the_validation_loss_is_the_mean_over_words_and_ends(
-    files: dict[str, list[str]], tmp_path: Path
-) -> None:
-    """Sentences of different lengths in one batch: padding counts nowhere."""
-    model = trained(files, tmp_path / "model", {"share_unknown": False}).eval()
-    texts = ["the soup", "the staff was kind to otters .", "."]
-    loss, count = model._loss(texts)
-    expected = np.concatenate(log_probs(tmp_path / "model", texts))
-    assert (loss.item(), count) == (pytest.approx(-expected.mean(), rel=1e-5), len(expected))
+    trained(files, tmp_path / "b", checkpoint=tmp_path / "epochs" / "epoch=0.ckpt")
+    whole, resumed = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in "ab")
+    for name, weight in resumed.state_dict().items():
+        torch.testing.assert_close(weight, whole.state_dict()[name])
 
 
 def test_nonsense_is_less_likely_than_any_sentence(
     files: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    """With <unk> as one word it need not be."""
     files["train"] = [written(tmp_path / "more", [*LINES, *(f"a b{i} c{i} ." for i in range(99))])]
-    values = {}
-    for shared in (True, False):
-        folder = tmp_path / str(shared)
-        trained(files, folder, {"share_unknown": shared}, max_epochs=4)
-        texts = [*LINES, "xq zzu kwv ffp"]
-        values[shared] = Perplexity(str(folder)).score(texts)["perplexity"]
-    assert values[True][-1] > 3 * values[True][:-1].max()
-    assert values[False][-1] < values[True][-1] / 20
-    np.testing.assert_allclose(values[False][:-1], values[True][:-1], rtol=0.5)
+    trained(files, tmp_path / "model", max_epochs=4)
+    texts = [*LINES, "xq zzu kwv ffp"]
+    values = Perplexity(str(tmp_path / "model")).score(texts)["perplexity"]
+    assert values[-1] > 3 * values[:-1].max()

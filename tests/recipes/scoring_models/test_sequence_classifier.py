@@ -2,162 +2,86 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lightning_choice import quiet_trainer
 from scoring_recipes import overrides, written
 from tiny_models import save_bert
-from transformers import AutoTokenizer, BertForSequenceClassification, BertModel
+from transformers import AutoTokenizer, BertForSequenceClassification
 
 from ctrlreward import Accuracy
 from ctrlreward.jobs.training_job import build
-from ctrlreward.recipes.scoring_models.sequence_classifier import SequenceClassifierTrainer
-from ctrlreward.recipes.scoring_models.text_cnn import Sentence, SentenceData
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "style_transfer" / "classifier_yelp.yaml"
 THINGS = ("food", "soup", "staff", "table", "dog", "lake", "bread", "waiter", "menu", "room")
 PLACES = ("", " here", " in summer", " when we were there", " and the rest was not bad at all")
 # The label is that of the word after "was", whatever follows.
-GOOD = [f"the {thing} was {word}{place} ." for thing in THINGS for word in
-        ("good", "great", "lovely", "friendly") for place in PLACES]  # fmt: skip
-BAD = [f"the {thing} was {word}{place} ." for thing in THINGS for word in
-       ("cold", "awful", "terrible", "rude") for place in PLACES]  # fmt: skip
-TEST_GOOD = [f"our {thing} was {word} ." for thing in THINGS for word in ("good", "lovely")]
-TEST_BAD = [f"our {thing} was {word} ." for thing in THINGS for word in ("awful", "rude")]
-
-Files = tuple[dict[str, str], dict[str, str], list[str]]
+WORDS = {
+    "positive": ("good", "lovely", "great", "friendly"),
+    "negative": ("awful", "rude", "cold", "terrible"),
+}
+TRAIN = {label: [f"the {thing} was {word}{place} ." for thing in THINGS for word in words
+                 for place in PLACES] for label, words in WORDS.items()}  # fmt: skip
+TEST = {label: [f"our {thing} was {word} ." for thing in THINGS for word in words[:2]]
+        for label, words in WORDS.items()}  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    """Training and test files of each label, and a file of sentences to leave out.
-
-    The training files hold the test sentences, too.
-    """
-    train, test = {}, {}
-    for label, lines, held_out in (("positive", GOOD, TEST_GOOD), ("negative", BAD, TEST_BAD)):
-        train[label] = written(tmp_path / f"train.{label}", [*lines, *held_out])
-        test[label] = written(tmp_path / f"test.{label}", held_out)
-    return train, test, [written(tmp_path / "left_out", [f"{GOOD[0]}\t{BAD[1].upper()}"])]
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a tiny BERT with seeded random weights, without a classification head."""
-    return save_bert(tmp_path_factory.mktemp("bert"), BertModel, initializer_range=0.1)
-
-
-class Watched(SequenceClassifierTrainer):
-    """Trainer that notes the longest row, and trains in training mode."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-
-    def training_step(self, batch: list[Sentence], batch_idx: int) -> torch.Tensor:
-        assert all(part.training for part in self.network.modules())  # else dropout is off
-        return super().training_step(batch, batch_idx)
-
-
-def fitted(
-    files: Files, folder: Path, encoder: str, trainer: dict[str, Any] | None = None, **options: Any
-) -> Watched:
-    """Train in `folder`; the trainer's options are those of a short run by default."""
-    torch.manual_seed(0)
-    model = Watched(str(folder), encoder, **options)
-    settings: dict[str, Any] = {"max_epochs": 1, **(trainer or {})}
-    quiet_trainer(default_root_dir=str(folder.parent), num_sanity_val_steps=0, **settings).fit(
-        model, SentenceData(*files, validation_share=0.2, batch_size=20)
-    )
-    return model
-
-
-SMALL: dict[str, object] = {
-    "model.init_args.learning_rate": 0.01,
-    "data.init_args.batch_size": 20,
-    "trainer.max_epochs": 9,
-}
-
-
 def test_training_writes_the_best_epochs_folder(
-    files: Files, tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It learns, and `Accuracy` decides as the module does on each sentence."""
+    """It learns, from a classifier of other labels, and `Accuracy` decides as the module does."""
+    start = tmp_path / "start"
+    start.mkdir()
+    other = {0: "sports", 1: "science", 2: "business"}
+    save_bert(start, BertForSequenceClassification, id2label=other, initializer_range=0.1)
+    train = {label: written(tmp_path / label, [*TRAIN[label], *TEST[label]]) for label in WORDS}
+    test = {label: written(tmp_path / f"{label}.test", TEST[label]) for label in WORDS}
+    left_out = [f"{TRAIN['positive'][0]}\t{TRAIN['negative'][1].upper()}"]
+    exclude = [written(tmp_path / "left_out", left_out)]
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    options = overrides(tmp_path, *files, **{**SMALL, "model.init_args.model": encoder})
-    cli = build(["--config", str(CONFIG), *options])
+    small = {
+        "model.init_args.model": start,
+        "model.init_args.learning_rate": 0.01,
+        "data.init_args.batch_size": 20,
+        "trainer.max_epochs": 9,
+    }
+    cli = build(["--config", str(CONFIG), *overrides(tmp_path, train, test, exclude, **small)])
+    modes = []
+    cli.model.training_step = lambda *batch, step=cli.model.training_step: (
+        modes.append(all(part.training for part in cli.model.network.modules())) or step(*batch)
+    )
     cli.trainer.fit(cli.model, cli.datamodule)
+    assert modes
+    assert all(modes)  # else dropout is off
 
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert {"train_loss", "val_loss", "val_accuracy"} <= set().union(*rows)
     accuracies = [row["val_accuracy"] for row in rows if "val_accuracy" in row]
     assert max(accuracies) > 0.9  # by chance 0.5
     assert cli.trainer.checkpoint_callback.best_model_score == max(accuracies)
-
     folder = tmp_path / "model"
     best = torch.load(cli.trainer.checkpoint_callback.best_model_path, weights_only=True)
-    loaded = BertForSequenceClassification.from_pretrained(folder).state_dict()
-    for name, weight in loaded.items():
+    for name, weight in BertForSequenceClassification.from_pretrained(folder).state_dict().items():
         assert torch.equal(weight, best["state_dict"][f"network.{name}"])
 
+    # Groups of similar length decide as each sentence alone does, which `Accuracy` repeats.
     scorer = Accuracy(str(folder))
     assert scorer.labels == ("positive", "negative")  # in the order of the data
-    sentences = cli.datamodule.sentences["validation"] + cli.datamodule.sentences["test"]
+    sentences = cli.datamodule.sentences["test"]
     names = [cli.datamodule.labels[sentence.label] for sentence in sentences]
     scores = scorer.score([sentence.text for sentence in sentences], labels=names)["accuracy"]
-    module = cli.model.eval()
-    own = [bool(module._loss_and_hits([sentence])[1]) for sentence in sentences]
-    assert scores.tolist() == own
-    assert scores.mean() > 0.9
-
     report = json.loads((folder / "evaluation.json").read_text("utf-8"))
-    tested = scores[-len(cli.datamodule.sentences["test"]) :]
-    assert report == {"test_accuracy": tested.mean(), "test_sentences": 40}
+    assert report == {"test_accuracy": scores.mean(), "test_sentences": 40}
+    module = cli.model.eval()
+    losses, hits = zip(*(module._loss_and_hits([each]) for each in sentences), strict=True)
+    assert scores.tolist() == [bool(hit) for hit in hits]
+    loss, _ = module._loss_and_hits(sentences)
+    torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-5, atol=1e-6)
 
-
-def test_loss_and_decisions_do_not_depend_on_the_groups(
-    files: Files, tmp_path: Path, encoder: str
-) -> None:
-    """Groups of similar length give the loss of each sentence alone; long ones are truncated."""
-    module = fitted(files, tmp_path / "model", encoder, max_tokens=9).eval()
-    batch = [Sentence(text, i % 2) for i, text in enumerate([*BAD[:25], *GOOD[:25]])]
-    loss, hits = module._loss_and_hits(batch)
-    alone = [module._loss_and_hits([sentence]) for sentence in batch]
-    expected = torch.stack([one for one, _ in alone]).mean()
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
-    assert int(hits.sum()) == sum(int(hit) for _, hit in alone)
-
-    # Not so by the trained model's tokenizer.
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    original = AutoTokenizer.from_pretrained(encoder)
-    assert len(tokenizer(BAD[-1]).input_ids) == len(original(BAD[-1]).input_ids) > 9
+    # The trained model's tokenizer does not truncate.
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.backend_tokenizer.truncation is None
-
-
-def test_a_classifier_of_other_labels_is_a_start(files: Files, tmp_path: Path) -> None:
-    labels = {0: "sports", 1: "science", 2: "business"}
-    start = tmp_path / "start"
-    start.mkdir()
-    save_bert(start, BertForSequenceClassification, id2label=labels)
-    fitted(files, tmp_path / "model", str(start))
-    assert Accuracy(str(tmp_path / "model")).labels == ("positive", "negative")
-
-
-def test_a_folder_that_holds_something_else_is_refused(
-    files: Files, tmp_path: Path, encoder: str
-) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    written(folder / "thesis.txt", ["years of work"])
-    with pytest.raises(ValueError, match="folder"):
-        fitted(files, folder, encoder)
-    assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
-
-
-# The configuration for Yelp
 
 
 def test_the_judge_and_the_rewards_classifier_share_no_sentence(

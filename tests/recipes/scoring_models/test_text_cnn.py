@@ -29,6 +29,7 @@ GOOD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for w
         ("good", "great", "lovely", "kind")]  # fmt: skip
 BAD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for word in
        ("bad", "awful", "cold", "rude")]  # fmt: skip
+TEST = {"negative": "the lake was awful .", "positive": "the lake was lovely ."}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,51 +41,36 @@ def files(tmp_path: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
         "negative": written(tmp_path / "train.0", [*BAD, *BAD, "", "the lake was awful ."]),
         "positive": written(tmp_path / "train.1", [*GOOD, "The lake  was lovely ."]),
     }
-    test = {
-        "negative": written(tmp_path / "test.0", ["the lake was awful ."]),
-        "positive": written(tmp_path / "test.1", ["the lake was lovely ."]),
-    }
+    test = {label: written(tmp_path / f"test.{label}", [line]) for label, line in TEST.items()}
     return train, test, [written(tmp_path / "left_out", [f"{GOOD[0]}\t{BAD[1]}"])]
 
 
-# The data
-
-
 def test_held_out_sentences_are_not_trained_on(files: tuple) -> None:
-    train, test, exclude = files
-    data = SentenceData(train, test, exclude, validation_share=0.25)
+    data = SentenceData(*files, validation_share=0.25)
     data.setup("fit")
     kept = data.sentences["train"] + data.sentences["validation"]
     expected = [Sentence(text, 0) for text in BAD if text != BAD[1]]
     expected += [Sentence(text, 1) for text in GOOD[1:]]
     assert sorted(kept) == sorted(expected)  # each once
     assert len(data.sentences["validation"]) == round(0.25 * len(kept))
-    assert data.sentences["test"] == [("the lake was awful .", 0), ("the lake was lovely .", 1)]
-
-
-def data_of(folder: Path, lines: dict[str, list[str]], **options: Any) -> SentenceData:
-    """Return the data of some lines by label."""
-    train = {label: written(folder / label, lines[label]) for label in lines}
-    test = {label: written(folder / f"test.{label}", ["other"]) for label in lines}
-    data = SentenceData(train, test, **options)
-    data.setup("fit")
-    return data
+    assert data.sentences["test"] == [(text, i) for i, text in enumerate(TEST.values())]
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_variants_and_labels_of_a_sentence_are_in_one_split(tmp_path: Path, seed: int) -> None:
     """Of each sentence three variants, and both labels."""
     lines = [line for text in GOOD for line in (text, text.upper(), text.replace(" ", "  "))]
-    data = data_of(tmp_path, {"no": lines, "yes": lines}, validation_share=0.5, seed=seed)
-    sides = {split: data.sentences[split] for split in ("train", "validation")}
-    for sentences in sides.values():
-        texts = {sentence.text for sentence in sentences}
-        assert len(texts) == 6
-        assert sorted(sentences) == sorted(Sentence(text, k) for text in texts for k in (0, 1))
-    assert {s.text for s in sides["train"]}.isdisjoint(s.text for s in sides["validation"])
-
-
-# The training
+    train, test = written(tmp_path / "train", lines), written(tmp_path / "test", ["other"])
+    both = [dict.fromkeys(("no", "yes"), file) for file in (train, test)]
+    data = SentenceData(*both, validation_share=0.5, seed=seed)
+    data.setup("fit")
+    texts = {}
+    for split in ("train", "validation"):
+        sentences = data.sentences[split]
+        texts[split] = {sentence.text for sentence in sentences}
+        assert len(texts[split]) == 6
+        assert sorted(sentences) == sorted(Sentence(t, k) for t in texts[split] for k in (0, 1))
+    assert texts["train"].isdisjoint(texts["validation"])
 
 
 SMALL: dict[str, object] = {
@@ -101,17 +87,14 @@ def test_training_writes_the_best_epochs_folder(
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     cli = build(["--config", str(CONFIG), *overrides(tmp_path, *files, **SMALL)])
     cli.trainer.fit(cli.model, cli.datamodule)
-
     folder = tmp_path / "model"
     classifier = TextCNNClassifier(str(folder))
     assert classifier.labels == ("negative", "positive")
-    assert "lovely" in classifier.network.config.words
     best = torch.load(cli.trainer.checkpoint_callback.best_model_path, weights_only=True)
     for name, weight in classifier.network.state_dict().items():
         assert torch.equal(weight, best["state_dict"][f"model.{name}"])
-
     report = json.loads((folder / "evaluation.json").read_text("utf-8"))
-    negative, positive = classifier.probabilities(["the lake was awful .", "the lake was lovely ."])
+    negative, positive = classifier.probabilities([*TEST.values()])
     right = [negative.argmax() == 0, positive.argmax() == 1]
     assert report == {"test_accuracy": sum(right) / 2, "test_sentences": 2}
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -131,9 +114,8 @@ def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
 ) -> None:
     folder = tmp_path / "model"
     trained(files, folder)
-    written_names = {path.name for path in folder.iterdir()}
-    assert written_names == {"config.json", "model.safetensors", "evaluation.json"}
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert before.keys() == {"config.json", "model.safetensors", "evaluation.json"}
     trained(files, folder, fast_dev_run=True)
     with monkeypatch.context() as broken:
         broken.setattr(TextCNNClassifier, "probabilities", lambda *_: 1 / 0)
@@ -144,31 +126,13 @@ def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
     model = trained(files, folder).model
     for name, weight in TextCNNClassifier(str(folder)).network.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name])
-
-
-def test_a_few_thousand_sentences_teach_the_sentiment(data_dir: Path, tmp_path: Path) -> None:
-    def first(label: int) -> str:
-        file = data_dir / "yelp_shen" / f"sentiment.test.{label}"
-        return written(tmp_path / str(label), file.read_text("utf-8").splitlines()[:3000])
-
-    test = {n: str(data_dir / "li2018" / f"sentiment.test.{i}") for i, n in enumerate(["-", "+"])}
-    data = SentenceData({"-": first(0), "+": first(1)}, test, batch_size=64)
-    model = TextCNNTrainer(
-        str(tmp_path / "model"), embedding_size=32, filters=16, learning_rate=0.01
-    )
-    torch.manual_seed(0)
-    # Without checkpoints, so that the last epoch counts as the best.
-    quiet_trainer(max_epochs=2, default_root_dir=str(tmp_path)).fit(model, data)
-    report = json.loads((tmp_path / "model" / "evaluation.json").read_text("utf-8"))
-    assert report["test_sentences"] == 1000
-    assert report["test_accuracy"] > 0.75  # by chance 0.5
-
-
-# The network
+    (folder / "evaluation.json").rename(folder / "thesis.txt")
+    with pytest.raises(ValueError, match="folder"):
+        trained(files, folder)
+    assert (folder / "thesis.txt").exists()
 
 
 WORDS = ("the", "food", "was", "good", "bad", "and", "slow")
-LABELS = ("negative", "neutral", "positive")
 TEXTS = [
     "The food was good",
     "bad",
@@ -179,18 +143,9 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(0)
-    config = TextCNNConfig(WORDS, LABELS, embedding_size=4, widths=(2, 3, 5), filters=6)
-    path = tmp_path_factory.mktemp("text_cnn")
-    save_text_cnn(TextCNN(config), path)
-    return str(path)
-
-
-def by_hand(folder: str, text: str) -> np.ndarray:
+def by_hand(folder: Path, text: str) -> np.ndarray:
     """Kim's network from the saved weights with torch's own convolution, a text at a time."""
-    weights = load_file(Path(folder) / "model.safetensors")
+    weights = load_file(folder / "model.safetensors")
     ids = [WORDS.index(word) + 2 if word in WORDS else 1 for word in text.lower().split()]
     vectors = weights["embedding.weight"][ids + [0] * (5 - len(ids))].T
     features = []
@@ -204,13 +159,14 @@ def by_hand(folder: str, text: str) -> np.ndarray:
 
 @pytest.mark.parametrize("words", [1, 20, 8192])
 def test_equals_one_text_at_a_time(
-    folder: str, words: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, words: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    torch.manual_seed(0)
+    labels = ("negative", "neutral", "positive")
+    save_text_cnn(TextCNN(TextCNNConfig(WORDS, labels, 4, (2, 3, 5), 6)), tmp_path)
     monkeypatch.setattr("ctrlreward.recipes.scoring_models.text_cnn._BATCH_WORDS", words)
-    values = TextCNNClassifier(folder).probabilities(TEXTS)
-    assert values.dtype == np.float64
-    np.testing.assert_allclose(values, [by_hand(folder, text) for text in TEXTS], atol=1e-5)
-    np.testing.assert_allclose(values.sum(axis=1), 1, atol=1e-9)
+    values = TextCNNClassifier(str(tmp_path)).probabilities(TEXTS)
+    np.testing.assert_allclose(values, [by_hand(tmp_path, text) for text in TEXTS], atol=1e-5)
     assert values.std(axis=0).min() > 0.01  # the texts are told apart
 
 

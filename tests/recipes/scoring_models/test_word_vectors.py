@@ -22,7 +22,6 @@ from ctrlreward.recipes.scoring_models.word_vectors import (
 )
 from ctrlreward.scorers import Similarity
 
-ROOT = Path(__file__).resolve().parents[3]
 VECTORS = {"the": [1.0, 0.0], "soup": [0.0, 2.0], "good": [-1.0, 1.0]}
 CORPUS = ["the soup", "The  good", "", "the lake", "good good"]
 
@@ -40,11 +39,9 @@ def test_idf_and_centre_are_those_of_the_corpus(files: None) -> None:
     sentences = [sentence.lower().split() for sentence in CORPUS if sentence]
     counts = Counter(word for sentence in sentences for word in set(sentence))
     raw = sentence_vectors(["corpus"], ["held_out"], "vectors", centred=False)
-    assert isinstance(raw, WordVectors)
     assert raw.idf == pytest.approx({word: math.log(4 / n) for word, n in counts.items()})
     units = [unit for unit in raw.embed([c for c in CORPUS if c]) if not np.isnan(unit[0])]
     centred = sentence_vectors(["corpus"], ["held_out"], "vectors")
-    assert isinstance(centred, CentredVectors)
     assert centred.words.idf == raw.idf
     np.testing.assert_allclose(centred.centre, np.mean(units, axis=0))
 
@@ -65,54 +62,34 @@ def centred_by_hand(words: WordVectors, text: str, corpus: list[str]) -> list[fl
 @given(st.lists(TEXTS, max_size=4), st.lists(TEXTS, max_size=4))
 def test_centring_equals_plain_loops(texts: list[str], corpus: list[str]) -> None:
     words, corpus = WordVectors(VECTORS, {"the": 0.0, "soup": 1.5}), [*corpus, "the soup", "lake"]
-    found = CentredVectors(words, iter(corpus)).embed(texts)
-    expected = np.array([centred_by_hand(words, text, corpus) for text in texts]).reshape(-1, 2)
-    np.testing.assert_allclose(found, expected, atol=1e-9)
+    embeddings = CentredVectors(words, iter(corpus)).embed([*texts, "soup"])
+    expected = [centred_by_hand(words, text, corpus) for text in (*texts, "soup")]
+    np.testing.assert_allclose(embeddings, expected, atol=1e-9)
 
 
-def test_the_mean_itself_is_nan() -> None:
-    vectors = CentredVectors(WordVectors(VECTORS), ["soup"] * 3 + ["lake"])
-    found = vectors.embed(["soup", "lake", "good"])
-    np.testing.assert_array_equal(np.isnan(found).all(axis=1), [True, True, False])
+def test_a_corpus_without_a_known_word_is_refused() -> None:
     with pytest.raises(ValueError, match="corpus"):
         CentredVectors(WordVectors(VECTORS), ["lake"])
 
 
-FUNCTION = "ctrlreward.recipes.scoring_models.word_vectors.sentence_vectors"
-OPTIONS = {"corpus": ["corpus"], "vectors": "vectors"}
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--config=score.yaml"],
-        [
-            *("--scorers=Similarity", f"--scorers.model={FUNCTION}"),
-            *('--scorers.model.corpus=["corpus"]', "--scorers.model.vectors=vectors"),
-        ],
-    ],
-    ids=["yaml", "options"],
-)
-def test_a_command_takes_them(files: None, arguments: list[str]) -> None:
-    vectors = sentence_vectors(**OPTIONS)
-    encoder = {"class_path": FUNCTION, "init_args": OPTIONS}
+def test_a_yaml_takes_them(files: None) -> None:
+    options = {"corpus": ["corpus"], "vectors": "vectors"}
+    function = "ctrlreward.recipes.scoring_models.word_vectors.sentence_vectors"
+    encoder = {"class_path": function, "init_args": options}
     scorers = [{"class_path": "Similarity", "init_args": {"model": encoder}}]
     Path("score.yaml").write_text(yaml.safe_dump({"scorers": scorers}))
     row = {"text": "good soup", "source": "the soup"}
     Path("texts.jsonl").write_text(json.dumps(row) + "\n")
-    main(["score", "texts.jsonl", "scored.jsonl", *arguments])
-    (expected,) = Similarity(vectors).score([row["text"]], sources=row["source"])["similarity"]
+    main(["score", "texts.jsonl", "scored.jsonl", "--config=score.yaml"])
+    similarity = Similarity(sentence_vectors(**options))
+    (expected,) = similarity.score([row["text"]], sources=row["source"])["similarity"]
     assert json.loads(Path("scored.jsonl").read_text())["similarity"] == pytest.approx(expected)
 
 
-documents = st.lists(st.lists(st.sampled_from("abcde")), min_size=1)
-
-
-@given(documents)
+@given(st.lists(st.lists(st.sampled_from("abcde")), min_size=1))
 def test_idf_equals_brute_force(corpus: list[list[str]]) -> None:
     idf = inverse_document_frequency(corpus)
     assert set(idf) == {word for words in corpus for word in words}
     for word, weight in idf.items():
-        held = sum(word in words for words in corpus)
-        assert weight == pytest.approx(math.log(len(corpus) / held))
-        assert 0 <= weight <= math.log(len(corpus))
+        documents = sum(word in words for words in corpus)
+        assert weight == pytest.approx(math.log(len(corpus) / documents))

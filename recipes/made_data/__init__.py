@@ -1,1 +1,0 @@
-"""Data sets that are generated, not downloaded; each module writes the files of one."""
