@@ -25,7 +25,6 @@ from ctrlreward.command_line.terminal import plain_parser, printable, user_error
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.plots import arrowed
 from ctrlreward.runs.folder import read_stored_run
-from ctrlreward.runs.logs import NoLog
 from ctrlreward.runs.report_contents import contents
 from ctrlreward.runs.select import add_rule_options, check_rule_options
 
@@ -33,10 +32,8 @@ _PAGE = Path(__file__).with_name("report_page")
 
 _DESCRIPTION = """Write a report of a run as a single HTML file: what happened, whether the
 reward was gamed and by what, which checkpoint to keep and why, and the texts of each prompt
-through training. Reads what `ctrlreward select` reads, and applies the rules of the run's
-config.yaml or summary.json unless options ask for others.
-
-Exit status: 0 if a report is written, 1 if the run has no log, 2 for a mistake in the arguments."""
+through training. Reads what `ctrlreward select` reads, and applies the rules that the run noted
+unless options ask for others."""
 
 _EXAMPLES = (
     "ctrlreward report runs/demo",
@@ -46,17 +43,13 @@ _EXAMPLES = (
 
 def run(arguments: list[str]) -> None:
     """Write the report, and print the verdict."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     with user_errors():
         check_ending("--output", options.output, ".html")
         check_rule_options(options)
         given = Path(options.run)
         path = Path(options.output or (given if given.is_dir() else given.parent) / "report.html")
-        try:
-            report = write_report(path, options.run, options)
-        except NoLog as error:
-            print(printable(f"error: {error}"), file=sys.stderr)
-            raise SystemExit(1) from None
+        report = write_report(path, options.run, options)
     print(printable(report["verdict"]["sentence"]))
     for what in report["missing"]:
         print(printable(f"  missing: {what}"), file=sys.stderr)
@@ -67,16 +60,17 @@ def write_report(path: Path, run: str | Path, options: Any = None) -> dict[str, 
     """Write the report of a run, with the options of the command or its defaults.
 
     Raises:
-        NoLog: The run has neither a log nor texts; no file is written.
+        ValueError: The run has neither a log nor texts; no file is written.
     """
     place = options and options.checkpoints
     stored = read_stored_run(run, Path(place) if place else None)
-    report = contents(stored, options or _parser().parse_args([str(run)]))
+    report = contents(stored, options or parser().parse_args([str(run)]))
     write_whole(path, page(report))
     return report
 
 
-def _parser() -> ArgumentParser:
+def parser() -> ArgumentParser:
+    """Return the parser of the command."""
     parser = plain_parser("ctrlreward report", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its log")
     parser.add_argument("--checkpoints", metavar="FOLDER", help="if they are not in the run's")

@@ -8,15 +8,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ctrlreward.arguments import counted, inner_path, sign_of
-from ctrlreward.functional.sequential import jackknife_values, level_of_test
+from ctrlreward.functional.sequential import level_of_test
 from ctrlreward.runs.folder import StoredRun, as_mapping
 from ctrlreward.runs.select import (
     Selection,
@@ -29,7 +26,6 @@ from ctrlreward.runs.select import (
 )
 from ctrlreward.runs.stored_texts import StoredTexts, read_own_texts
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import evenly_spaced
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.best import LAST_STEP
@@ -40,19 +36,10 @@ LONGEST = 2_000  # characters of a text that are shown
 MOST_COLUMNS = 12  # validations whose texts are shown
 MOST_POINTS = 300  # of a curve
 COUNTED = 2_000  # texts of a validation in which phrases are counted
-DIVERSITY, LENGTH = "text/distinct_2", "text/words"
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 _REWARDS = ("reward/total", "reward", "train/reward", "critic/score/mean", "critic/rewards/mean")
-# Group of a curve → its keys, the first that fits.
-_GROUPS = {
-    "reward": re.compile("|".join(_REWARDS)),
-    "KL": re.compile(r"(?!guard).*?(^|/)((ref|ppo|mean)_)?kl(_mean|_loss)?"),
-    "drift": re.compile(
-        rf"{DIVERSITY}|{LENGTH}|.*(entropy|fail_rate|truncated|clipped_ratio|zero_std|zero_signal|"
-        r"mean_length).*|.*(rollout|response|completion)s?(/|_)length(/mean)?"
-    ),
-}
+_KL = re.compile(r"(?!guard).*?(^|/)((ref|ppo|mean)_)?kl(_mean|_loss)?")
 _RULES = {"best": BestRule, "stop": StopRule, "alarm": AlarmRule, "pareto": ParetoRule}
 
 
@@ -65,20 +52,15 @@ class TextSet:
     steps: list[int | None]
     columns: list[StoredTexts]
 
-    def words(self, column: int) -> list[list[str]]:
-        """Return the lower-case words of each text, without its prefix."""
-        return [_WORD.findall(text.lower()) for text in self.columns[column].samples.completions]
-
 
 def contents(stored: StoredRun, options: Any) -> dict[str, Any]:
     """Return the contents of a run as plain data; `missing` lists absent files."""
-    folder, summary, missing = stored.folder, stored.summary, [*stored.notes.values()]
-    if "before" not in summary and not _theirs(stored):
+    missing = [*stored.notes.values()]
+    results = _before_after(stored.summary)
+    if results is None and not _theirs(stored):
         missing.append("before and after training: no BeforeAfter, or the run has not ended")
     sets = list(_text_sets(stored, missing))
-    if sets:
-        stored = _with_text_figures(stored, sets[0])
-    else:
+    if not sets:
         missing.append("texts: neither samples/NAME/step=….jsonl of a GenerationScorer, nor "
                        "before.jsonl, nor texts of another trainer")  # fmt: skip
     rules, origin = _rules(stored, options, missing)
@@ -86,25 +68,20 @@ def contents(stored: StoredRun, options: Any) -> dict[str, Any]:
     if not selection.decided:
         missing.append("validations: the log has no score that a rule decides on")
     main = next((each for each in sets if None not in each.steps), sets[0] if sets else None)
-    alarm, results = _alarm(selection), _before_after(summary)
-    phrases = _phrases(main) if main else []
-    config = folder / "config.yaml"
+    alarm, phrases = _alarm(selection), _phrases(main) if main else []
     return {
-        "name": folder.resolve().name,
-        "folder": str(folder),
+        "name": stored.folder.resolve().name,
         "log": str(stored.log),
         "source": stored.source,
         "origin": origin,
         "missing": missing,
         "verdict": _verdict(selection, alarm, results, phrases),
-        "summary": summary,
         "results": results,
         "decisions": _decisions(selection),
         "marks": _marks(selection, alarm),
         "charts": _charts(selection),
         "texts": [_shown(each, selection, alarm, TEXT_BYTES // len(sets)) for each in sets],
         "phrases": phrases,
-        "config": config.read_text(errors="replace") if config.is_file() else "",
     }
 
 
@@ -140,41 +117,9 @@ def _prompts(samples: Samples) -> list[tuple[str, str]]:
     return [(str(prompt), str(label)) for prompt, label in zip(prompts, labels, strict=True)]
 
 
-def _with_text_figures(stored: StoredRun, texts: TextSet) -> StoredRun:
-    """Add length and Distinct-2 of the texts to the steps, with a value for each prompt."""
-    column_of = {step: column for column, step in enumerate(texts.steps)}
-    steps = []
-    for each in stored.steps:
-        column = column_of.get(each.step)
-        if column is not None and len(texts.columns[column].samples):
-            own, words = texts.columns[column], texts.words(column)
-            lengths = np.array([len(row) for row in words], float)
-            diversity, by_prompt = _diversity(words, own.counts)
-            metrics = {**each.metrics, LENGTH: float(lengths.mean()), DIVERSITY: diversity}
-            evidence = {**each.evidence}
-            if own.even:
-                by_length = lengths.reshape(-1, own.counts[0]).mean(axis=1)
-                evidence |= {LENGTH: by_length, DIVERSITY: by_prompt}
-            each = replace(each, metrics=metrics, evidence=evidence)
-        steps.append(each)
-    return replace(stored, steps=steps, modes={**stored.modes, DIVERSITY: "max"})
-
-
-def _diversity(words: Sequence[list[str]], counts: Sequence[int]) -> tuple[float, Scores]:
-    """Return Distinct-2 of all texts as one corpus, and its jackknife value of each prompt."""
-    ends = np.cumsum(counts).tolist()
-    prompts = [words[end - count : end] for end, count in zip(ends, counts, strict=True)]
-    own = [Counter(pair for row in rows for pair in pairwise(row)) for rows in prompts]
-    lengths = [sum(map(len, rows)) for rows in prompts]
-    pairs, total = Counter(pair for row in words for pair in pairwise(row)), sum(lengths)
-    without = [
-        (len(pairs) - sum(pairs[pair] == n for pair, n in each.items())) / (total - length)
-        if total > length
-        else nan
-        for each, length in zip(own, lengths, strict=True)
-    ]
-    whole = len(pairs) / total if total else nan
-    return whole, jackknife_values(whole, without)
+def _theirs(stored: StoredRun) -> bool:
+    """Return whether another trainer stored the texts."""
+    return any(not texts.ours for each in stored.samples.values() for texts in each.values())
 
 
 # Rules
@@ -195,9 +140,8 @@ def _rules(stored: StoredRun, options: Any, missing: list[str]) -> tuple[RunRule
         rules |= {field: rule for field in _RULES if (rule := getattr(given, field))}
         origin = "rules of the command line"
     if "best" not in rules and "pareto" not in rules:
-        keys = [key for each in stored.steps for key in each.evidence]
+        keys = [key for each in stored.steps for key in each.evidence if "fail_rate" not in key]
         keys += [key for key in ("eval_loss", "eval/loss", "val_loss") if key in stored.keys]
-        keys = [key for key in keys if "fail_rate" not in key and key not in (DIVERSITY, LENGTH)]
         keys.sort(key=lambda key: (key not in stored.modes, better_mode(stored, key) is None))
         if keys:
             mode = better_mode(stored, keys[0]) or "max"
@@ -214,16 +158,14 @@ def _rules(stored: StoredRun, options: Any, missing: list[str]) -> tuple[RunRule
 
 
 def _default_alarm(stored: StoredRun, best: BestRule | None) -> AlarmRule | None:
-    """Return an alarm on the reward against scores outside of it, and Distinct-2.
+    """Return an alarm on the reward against scores outside of it.
 
-    None if no reward was logged: supervised training does not optimise one.
+    None if no reward was logged, as by supervised training, or if all scores are parts of it, as
+    those that other trainers store.
     """
     keys = stored.keys
     proxy = next((key for key in _REWARDS if key in keys), None)
     rewarded = {key.partition("/")[2] for key in keys if key.startswith("reward/")}
-    # What other trainers store is the reward and its parts, also on held-out prompts.
-    theirs = tuple(f"{name}/" for name in _theirs(stored))
-    rewarded |= {key.rpartition("/")[2] for key in keys if key.startswith(theirs)}
     scored = dict.fromkeys(key for each in stored.steps for key in each.evidence)
     held_out = {
         key: mode
@@ -232,34 +174,20 @@ def _default_alarm(stored: StoredRun, best: BestRule | None) -> AlarmRule | None
         and key.rpartition("/")[2] not in {*rewarded, "fail_rate"}
         and key not in (proxy, best.monitor if best else None)
     }
-    return AlarmRule(proxy, held_out) if proxy and held_out else None
-
-
-def _theirs(stored: StoredRun) -> list[str]:
-    """Return the names of the texts that another trainer stored."""
-    names = stored.samples.items()
-    return [n for n, each in names if not all(texts.ours for texts in each.values())]
+    return AlarmRule(proxy, held_out) if proxy and held_out and not _theirs(stored) else None
 
 
 # Decisions
 
 
 def _decisions(selection: Selection) -> dict[str, Any]:
-    """Return `ctrlreward select --json`, with missed constraints and the values of all scores."""
+    """Return `ctrlreward select --json`, with missed constraints."""
     if not selection.decided:
         return {}
     content, rules = to_json(selection), selection.rules
     for row, each in zip(content["validations"], selection.decided, strict=True):
         row["missed"] = [check.reason for check in each.constraints.values() if not check.met]
-    seen = {each.validation.step: each.validation.metrics for each in selection.decided}
-    shown = [next(iter(seen)), content["step"], next(reversed(seen))]
-    scored = [k for k in selection.run.keys if any(k in s.evidence for s in selection.run.steps)]
     content["keys"] = selection.keys
-    content["scores"] = [
-        {"key": key, "mode": selection.run.modes.get(key),
-         "values": [seen[s].get(key) if s is not None else None for s in shown]}
-        for key in dict.fromkeys([*content["keys"], *scored])
-    ]  # fmt: skip
     content["constraints"] = dict(rules.best.constraints) if rules.best else {}
     return content
 
@@ -430,7 +358,7 @@ def _moved(
     yield ("The policy found texts that the reward likes and a held-out score does not"
            + (f": {', while '.join(moved)}." if moved else "."))  # fmt: skip
     for each in phrases[:1]:
-        if each["grown"] >= 0.1:
+        if each["last"] - each["first"] >= 0.1:
             yield (
                 f"The phrase that grew most is “{each['phrase']}”: in {100 * each['first']:.0f} % "
                 f"of the texts at {each['since']}, in {100 * each['last']:.0f} % at {each['at']}."
@@ -471,24 +399,23 @@ def _number(value: Any, sign: str = "") -> str:
     return f"{value:{sign}.3g}" if abs(value) < 1000 else f"{value:{sign},.0f}"
 
 
-# Curves
+# Curves, texts and phrases of the page
 
 
 def _charts(selection: Selection) -> list[dict[str, Any]]:
-    """Return the curves by subject: reward, held-out scores, KL, drift, and all others."""
+    """Return the curves by subject: reward, held-out scores, KL, and all others."""
     run, rules = selection.run, selection.rules
     bands: dict[str, dict[int, tuple[float, float]]] = {}
     for each in selection.decided:
         for key in each.validation.evidence or {}:
             if ends := interval_of(each, key):
                 bands.setdefault(key, {})[each.validation.step] = ends
-    held_out = [
-        k for k in dict.fromkeys([*selection.keys, *run.modes, *bands]) if "guard/" not in k
-    ]
+    scored = dict.fromkeys([*selection.keys, *run.modes, *bands])
+    held_out = [key for key in scored if "guard/" not in key]
     bounds = rules.best.constraints if rules.best else {}
     charts = []
     for key in run.keys:
-        group = next((name for name, keys in _GROUPS.items() if keys.fullmatch(key)), None)
+        group = "reward" if key in _REWARDS else "KL" if _KL.fullmatch(key) else ""
         points = [(s.step, _plain(s.metrics[key])) for s in run.steps if key in s.metrics]
         charts.append({
             "key": key, "group": group or ("score" if key in held_out else "other"),
@@ -504,16 +431,12 @@ def _plain(value: Any) -> float | None:
     return float(f"{value:.4g}") if value is not None and isfinite(value) else None
 
 
-# Texts in the page
-
-
 def _shown(
     texts: TextSet, selection: Selection, alarm: Alarm | None, budget: int
 ) -> dict[str, Any]:
-    """Return the texts of some columns that fit the budget of bytes, with their scores.
+    """Return the texts that fit the budget of bytes, with their scores, evenly spaced.
 
-    If there are too many, half are evenly spaced, and half those whose reward rose most while the
-    held-out score fell. Shown are the ends, the selected, the alarm, and others evenly spaced.
+    Columns are the ends, the selected, the alarm, and others evenly spaced.
     """
     marked = (selection.best, alarm.step if alarm else None)
     last, rows = len(texts.labels) - 1, len(texts.columns[0].samples)
@@ -521,32 +444,24 @@ def _shown(
     wanted += evenly_spaced(last + 1, MOST_COLUMNS)
     columns = sorted([*dict.fromkeys(wanted)][:MOST_COLUMNS])
     names = list(dict.fromkeys(name for each in texts.columns for name in each.scores))
-    gamed = _gamed(texts, names, selection)
     shown = [texts.columns[c] for c in columns]
-    sizes = [[min(len(text), LONGEST) for text in each.samples.texts] for each in shown]
-    mean = np.sum(sizes, axis=0).mean() + len(columns) * (7 * len(names) + 12)
-    count = min(rows, max(1, int(budget / mean)))
-    chosen = np.arange(rows)
-    if count < rows:
-        even = evenly_spaced(rows, -(-count // 2))
-        chosen = np.unique([*even, *np.argsort(-gamed, kind="stable")[: count // 2]])
+    size = sum(min(len(text), LONGEST) for each in shown for text in each.samples.texts)
+    size += rows * len(columns) * (7 * len(names) + 12)
     prompts = _prompts(texts.columns[0].samples)
     items = [
         {
-            "i": row, "p": _cut(prompts[row][0]), "l": _cut(prompts[row][1]),
+            "p": _cut(prompts[row][0]), "l": _cut(prompts[row][1]),
             "t": [_cut(each.samples.texts[row]) for each in shown],
             "s": [[_plain(each.scores[k][row]) if k in each.scores else None for k in names]
                   for each in shown],
-            "g": _plain(gamed[row]),
             "r": [{k: _cut(told[row]) for k, told in each.reasons.items()} for each in shown],
         }
-        for row in chosen.tolist()
+        for row in evenly_spaced(rows, max(1, rows * budget // max(size, 1)))
     ]  # fmt: skip
     best = [i for i, c in enumerate(columns) if texts.steps[c] == selection.best is not None]
     return {
         "name": texts.name, "columns": [texts.labels[c] for c in columns], "components": names,
-        "steps": [texts.steps[c] for c in columns], "best": best[0] if best else None,
-        "total": rows, "items": items,
+        "best": best[0] if best else None, "total": rows, "items": items,
     }  # fmt: skip
 
 
@@ -554,63 +469,36 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} … [cut, {len(text):,} characters]"
 
 
-def _gamed(texts: TextSet, names: Sequence[str], selection: Selection) -> Scores:
-    """Return how far the reward of a text rose while the held-out score fell, in deviations."""
-    rules = selection.rules
-    optimised = [rules.alarm.proxy] if rules.alarm else []
-    optimised += [rules.best.monitor] if rules.best else []
-    held_out = [*rules.alarm.modes] if rules.alarm else []
-    proxies, others = ([k.rpartition("/")[2] for k in keys] for keys in (optimised, held_out))
-    proxy = next((key for key in (*proxies, *names) if key in names), None)
-    other = next((key for key in (*others, *names) if key in names and key != proxy), None)
-    rows = np.zeros(len(texts.columns[0].samples))
-    if proxy is None or other is None:
-        return rows
-    first, last = texts.columns[0].scores, texts.columns[-1].scores
-    rise, fall = (last.get(k, rows) - first.get(k, rows) for k in (proxy, other))
-    sides = [side / (np.nanstd(side) or 1.0) for side in (rise, -fall) if np.isfinite(side).any()]
-    return np.nan_to_num(np.min(sides, axis=0), nan=-9.0) if len(sides) == 2 else rows
-
-
-# Diagnosis
-
-
 def _phrases(texts: TextSet) -> list[dict[str, Any]]:
     """Return the phrases of one to five words whose share of texts grew most since the start."""
     if len(texts.labels) < 2:
         return []
-    picked = evenly_spaced(len(texts.columns[0].samples), COUNTED)
+    rows = evenly_spaced(len(texts.columns[0].samples), COUNTED)
 
-    def shares(column: int) -> Counter[tuple[str, ...]]:
-        counts: Counter[tuple[str, ...]] = Counter()
-        words = texts.words(column)
-        for text in (words[row][:400] for row in picked):
-            counts.update({tuple(text[i : i + n]) for n in range(1, 6)
-                           for i in range(len(text) - n + 1)})  # fmt: skip
-        return counts
+    def counts(column: int) -> Counter[tuple[str, ...]]:
+        completions = texts.columns[column].samples.completions
+        found: Counter[tuple[str, ...]] = Counter()
+        for row in rows:
+            words = _WORD.findall(completions[row].lower())[:400]
+            found.update({tuple(words[i : i + n]) for n in range(1, 6)
+                          for i in range(len(words) - n + 1)})  # fmt: skip
+        return found
 
     at = 1 if texts.steps[0] is None else len(texts.labels) - 1  # after, not a text by others
-    start, end = shares(0), shares(at)
-    ranked = sorted(
-        (gram for gram, count in end.items() if count >= max(3, 0.05 * len(picked))),
-        key=lambda gram: (start[gram] - end[gram], -len(gram), gram),
-    )
+    start, end = counts(0), counts(at)
+    grown = {
+        gram: count - start[gram]
+        for gram, count in end.items()
+        if count > start[gram] and count >= max(3, 0.05 * len(rows))
+    }
     chosen: list[tuple[str, ...]] = []
-    for gram in ranked[:400]:
-        grown = end[gram] - start[gram]
-        # A longer phrase that is about as common is more informative than its parts.
-        part = next((c for c in chosen if _within(c, gram)), None)
-        if grown <= 0 or any(_within(gram, c) for c in chosen):
-            continue
-        if part is None:
+    for gram in sorted(grown, key=lambda gram: (-grown[gram], -len(gram), gram)):
+        if len(chosen) < 12 and not any(_within(gram, c) or _within(c, gram) for c in chosen):
             chosen.append(gram)
-        elif grown >= 0.9 * (end[part] - start[part]):
-            chosen[chosen.index(part)] = gram
-    n = len(picked)
     return [
-        {"phrase": " ".join(gram), "first": start[gram] / n, "last": end[gram] / n,
-         "grown": (end[gram] - start[gram]) / n, "since": texts.labels[0], "at": texts.labels[at]}
-        for gram in sorted(dict.fromkeys(chosen), key=lambda g: (start[g] - end[g], g))[:12]
+        {"phrase": " ".join(gram), "first": start[gram] / len(rows), "last": end[gram] / len(rows),
+         "since": texts.labels[0], "at": texts.labels[at]}
+        for gram in chosen
     ]  # fmt: skip
 
 

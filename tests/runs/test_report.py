@@ -111,7 +111,7 @@ def call(called: Callable[..., tuple[int, str, str]], tmp_path: Path) -> Callabl
 
 
 def found_in(run: Path, *options: str) -> dict[str, Any]:
-    arguments = report._parser().parse_args([str(run), *options])
+    arguments = report.parser().parse_args([str(run), *options])
     return report_contents.contents(read_stored_run(run), arguments)
 
 
@@ -125,7 +125,7 @@ def test_a_gamed_run_says_so_and_by_what(call: Any, tmp_path: Path) -> None:
     status, out, _, html = call(gamed_run(tmp_path / "run"))
     assert status == 0
     assert "the reward was probably gamed" in out
-    verdict = html[html.index('class="verdict') : html.index("Scores at validation")]
+    verdict = html[html.index('class="verdict') : html.index("<h2>")]
     assert "probably gamed" in verdict
     assert "“very good”" in verdict or "very good" in verdict
     assert "score/accuracy went from" in verdict
@@ -210,7 +210,7 @@ def test_without_a_log_there_is_no_file(called: Any, tmp_path: Path) -> None:
     run.mkdir()
     (run / "metrics.jsonl").touch()
     status, out, error = called("report", run)
-    assert (status, out, error.count("\n")) == (1, "", 1)
+    assert (status, out, error.count("\n")) == (2, "", 1)
     assert [path.name for path in run.iterdir()] == ["metrics.jsonl"]
 
 
@@ -271,14 +271,12 @@ def test_texts_cannot_leave_the_data(call: Any, tmp_path: Path) -> None:
 
 
 def test_many_texts_are_sampled(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half evenly spaced, half where the reward rose while the held-out score fell."""
     run = gamed_run(tmp_path / "run")
     monkeypatch.setattr(report_contents, "TEXT_BYTES", 4_000)
     shown = data_of(call(run)[3])["texts"][0]
     assert shown["total"] == 24
     assert 4 <= len(shown["items"]) < 24
-    assert shown["items"][0]["i"] == 0
-    assert shown["items"][-1]["i"] == 23
+    assert [shown["items"][end]["p"].split()[-1] for end in (0, -1)] == ["0", "23"]
 
 
 def test_growth_of_phrases_agrees_with_a_plain_count(tmp_path: Path) -> None:
@@ -359,7 +357,6 @@ def test_texts_are_searched_and_sorted(visit: Any, tmp_path: Path) -> None:
     run = gamed_run(tmp_path / "run")
     page = visit(run)
     texts = page.locator("#texts")
-    assert texts.locator("select[name=sort]").input_value() == "gamed"  # since there was an alarm
     assert texts.locator(".items > details").count() == 24
     texts.get_by_label("Search").fill("the COAT number")
     assert texts.locator("[role=status]").inner_text().startswith("3 of 24")

@@ -121,7 +121,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def reported(run: Path, *options: str) -> dict[str, Any]:
-    return contents(read_stored_run(run), report._parser().parse_args([str(run), *options]))
+    return contents(read_stored_run(run), report.parser().parse_args([str(run), *options]))
 
 
 def rounded(value: Any) -> Any:

@@ -77,12 +77,12 @@ function textBox(text, before) {
 }
 function textBrowser(root) {
   if (!data.texts.length) { root.append(h("p", { class: "note" }, "The run left no texts.")); return; }
-  const gamed = data.marks.some((m) => m.kind === "alarm"), state = { set: 0, query: "", sort: gamed ? "gamed" : "stored", all: false };
+  const state = { set: 0, query: "", sort: "stored", all: false };
   let limit = PAGE;
   const change = (name, value) => { state[name] = value; limit = PAGE; draw(); };
   const select = (label, name, options) => h("label", {}, label + " ", h("select", { name, onchange: (e) => change(name, e.target.value) }, ...options.map(([v, text]) => h("option", { value: v, selected: v === state[name] }, text))));
   const names = [...new Set(data.texts.flatMap((each) => each.components))];
-  const sorts = [["stored", "as stored"], ["gamed", "the reward rose while a held-out score fell"], ...names.flatMap((n) => [[`+${n}`, `${n} rose`], [`-${n}`, `${n} fell`]])];
+  const sorts = [["stored", "as stored"], ...names.flatMap((n) => [[`+${n}`, `${n} rose`], [`-${n}`, `${n} fell`]])];
   const count = h("p", { class: "meta", role: "status" }), list = h("div", { class: "items" });
   root.append(h("form", { class: "controls", "aria-label": "Filter of texts", onsubmit: (e) => e.preventDefault() },
     data.texts.length > 1 ? select("Texts of", "set", data.texts.map((each, i) => [i, each.name])) : null,
@@ -92,10 +92,9 @@ function textBrowser(root) {
     const t = data.texts[state.set], last = t.columns.length - 1, k = t.components.indexOf(state.sort.slice(1));
     const rise = (item) => { const [a, b] = [item.s[0][k], item.s[last][k]]; return a == null || b == null ? -Infinity : (state.sort[0] === "-" ? a - b : b - a); };
     const items = t.items.filter((item) => (item.p + item.l + item.t.join("\n")).toLowerCase().includes(state.query));
-    if (state.sort === "gamed") items.sort((a, b) => b.g - a.g);
-    else if (k >= 0) items.sort((a, b) => rise(b) - rise(a));
+    if (k >= 0) items.sort((a, b) => rise(b) - rise(a));
     const columns = state.all || last < 3 ? t.columns.map((_, i) => i) : [...new Set([0, t.best ?? 0, last])].sort((a, b) => a - b);
-    count.textContent = `${items.length.toLocaleString("en")} of ${t.total.toLocaleString("en")} prompts` + (t.items.length < t.total ? `; the file holds ${t.items.length.toLocaleString("en")}, half evenly spaced, half where the reward rose most while a held-out score fell` : "");
+    count.textContent = `${items.length.toLocaleString("en")} of ${t.total.toLocaleString("en")} prompts` + (t.items.length < t.total ? `; the file holds ${t.items.length.toLocaleString("en")}, evenly spaced` : "");
     const body = (item) => h("div", { class: "versions", tabindex: "0", role: "group", "aria-label": "Texts side by side" }, ...columns.map((c, i) =>
       h("section", { class: c === t.best ? "selected" : "" }, h("h3", {}, t.columns[c] + (c === t.best ? " ◆" : "")), textBox(item.t[c], i ? item.t[columns[i - 1]] : null),
         h("p", { class: "values" }, ...t.components.map((name, j) => h("span", {}, `${name} ${item.s[c][j] == null ? "failed" : number(item.s[c][j])} `))),
