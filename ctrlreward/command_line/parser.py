@@ -64,9 +64,8 @@ def import_scorers(arguments: Sequence[str] | None = None) -> None:
                 if name not in SCORERS:
                     raise ValueError(f"there is no scorer {name!r}. {SCORERS_HINT}")
     words = {word for argument in arguments or () for word in re.findall(r"\w+", argument)}
-    some = arguments is not None and not words & {"config", "help"}
     for name in dir(scorers):
-        if name in words or not some:
+        if arguments is None or name in words or "config" in words:
             getattr(scorers, name)
 
 

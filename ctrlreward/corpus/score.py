@@ -7,13 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ctrlreward.command_line.parser import (
     SCORERS_HINT,
-    CommandParser,
     command_parser,
     gather_words,
     import_scorers,
@@ -40,9 +39,11 @@ from ctrlreward.tables.columns import (
     to_samples,
 )
 from ctrlreward.tables.rows import (
+    SUFFIXES,
     Row,
     check_suffix,
     encode_rows,
+    no_such_file,
     parse_table,
     read_placed,
     read_rows,
@@ -70,33 +71,18 @@ _LISTS = {"--scorers", "--names", "--label_map"}
 _NOT_IDENTITY = ("device", "batch_tokens")
 
 
-class Table(NamedTuple):
-    """Rows of a file, the place of each in it, and their texts."""
-
-    rows: list[Row]
-    places: list[str]
-    samples: Samples
-
-
 def run(arguments: list[str]) -> None:
     """Score a file, or resume an interrupted run."""
     arguments = gather_words(arguments, _LISTS)
-    named = {argument.partition("=")[0].removesuffix("+") for argument in arguments}
-    table = None
     with user_errors():
-        if arguments and not named & {"-h", "--help", "--config", "--scorers.help"}:
-            # What is wrong in options, file and columns is said before torch is imported.
-            parser = _parser({"identity", "table", "scorers"})
-            others = [each for each in arguments if not each.startswith("--scorers")]
-            options = parser.instantiate(parser.parse_args(others)).as_dict()
-            options.pop("config")
-            if "://" not in options["input"]:
-                table = read_table(**options)
-            if "--scorers" not in named:
-                raise ValueError(f"--scorers is missing. {SCORERS_HINT}")
-        if named & {"--scorers", "--config", "--scorers.help"}:
-            import_scorers(arguments)
-    parser = _parser({"identity", "table"})
+        tables = [Path(word) for word in arguments if word.endswith(SUFFIXES) and word[0] != "-"]
+        if tables and ":/" not in str(tables[0]) and not tables[0].exists():
+            raise no_such_file(tables[0])  # before torch is imported, which takes seconds
+        import_scorers(arguments)
+    description = f"{_DESCRIPTION}\n\n{SCORERS_HINT}"
+    parser = command_parser("ctrlreward score", _USAGE, description, _EXAMPLES)
+    parser.add_argument("--config", action="config", help="YAML file with options")
+    parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
     config = parser.parse_args(arguments)
     identity = json.loads(
         parser.dump(config, format="json"),  # functions by their paths
@@ -105,26 +91,7 @@ def run(arguments: list[str]) -> None:
     with user_errors(lambda: Path(f"{config.output}.partial.jsonl").exists()):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
-        score_file(**options, identity=identity, table=table)
-
-
-def _parser(skip: set[str | int]) -> CommandParser:
-    description = f"{_DESCRIPTION}\n\n{SCORERS_HINT}"
-    parser = command_parser("ctrlreward score", _USAGE, description, _EXAMPLES)
-    parser.add_argument("--config", action="config", help="YAML file with options")
-    parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip=skip)
-    return parser
-
-
-def _without_scorers(arguments: Sequence[str]) -> list[str]:
-    rest = iter(arguments)
-    others = []
-    for argument in rest:
-        if not argument.startswith("--scorers"):
-            others.append(argument)
-        elif "=" not in argument:
-            next(rest, None)  # its value
-    return others
+        score_file(**options, identity=identity)
 
 
 def score_file(
@@ -138,7 +105,6 @@ def score_file(
     label_map: list[str] | None = None,
     shard: str | None = None,
     identity: Any = None,
-    table: Table | None = None,
 ) -> None:
     """Score the texts of a file and print a summary.
 
@@ -159,12 +125,15 @@ def score_file(
             0=negative 1=positive`.
         shard: `2/4` scores the second quarter of the rows, for several processes.
         identity: Configuration of the scorers, which a resumed run must share.
-        table: The texts, if they were read.
     """
     target = Path(output)
-    rows, places, samples = table or read_table(
-        input, output, columns=columns, label_map=label_map, shard=shard, by=by
-    )
+    check_suffix(target)
+    if target.exists() and Path(input).exists() and target.samefile(input):
+        raise ValueError(f"{target} is the input. Choose another file for the scores.")
+    rows, places = read_placed(input, _part_of(shard))
+    if by:
+        require_column(rows, by)
+    samples = to_samples(rows, columns, places, _replacements(label_map))
     present = list(rows[0])
     read = read_columns(columns, present)
     with explained_columns(present), rows_named(places, read):
@@ -208,35 +177,24 @@ def score_file(
         print(f"Which is better: ctrlreward compare {output} --by {by}")
 
 
-def read_table(
-    input: str,
-    output: str,
-    *,
-    columns: Columns,
-    label_map: Sequence[str] | None,
-    shard: str | None,
-    by: str | None,
-    names: Sequence[str] | None = None,
-) -> Table:
-    """Return the table of a file, or of its shard `i/n`; the options are those of `score_file`."""
-    target = Path(output)
-    check_suffix(target)
-    if target.exists() and Path(input).exists() and target.samefile(input):
-        raise ValueError(f"{target} is the input. Choose another file for the scores.")
+def _part_of(shard: str | None) -> tuple[int, int]:
+    """Return (i, n) of a shard `i/n`, (1, 1) without one."""
     match = re.fullmatch(r"(\d+)/(\d+)", shard or "1/1")
     i, n = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= i <= n:
         raise ValueError(f"shard must be from 1/n to n/n, such as 2/4, got {shard!r}")
-    rows, places = read_placed(input, (i, n))
-    if by:
-        require_column(rows, by)
+    return i, n
+
+
+def _replacements(label_map: Sequence[str] | None) -> dict[str, str]:
+    """Return label → replacement of pairs `OLD=NEW`."""
     labels = {}
     for pair in label_map or ():
         old, equals, new = pair.partition("=")
         if not (old and equals and new):
             raise ValueError(f"label_map must be OLD=NEW, such as 0=negative, got {pair!r}")
         labels[old] = new
-    return Table(rows, places, to_samples(rows, columns, places, labels or None))
+    return labels
 
 
 def _joined_line(read: Mapping[str, str], samples: Samples) -> str:

@@ -56,12 +56,8 @@ for line in sys.stdin.read().splitlines():
 
 LINES = """
 score none.csv out.csv --scorers Distinct
-score in.csv out.xls --scorers Distinct
-score in.csv out.csv --scorers Distinct --columns.text=txt
-score in.csv out.csv --scorer Distinct
 score in.csv out.csv
 score in.csv out.csv --scorers distinct
-score in.csv out.csv --scorers LexiconSentiment
 score --help
 select none
 select --help
