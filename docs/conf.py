@@ -6,6 +6,7 @@ page has directives. `api_pages.py` writes the API reference into `api/`.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from importlib.metadata import version as version_of
@@ -20,9 +21,8 @@ sys.path.insert(0, str(DOCS))
 
 from api_pages import public_targets, write_pages  # noqa: E402
 
-from ctrlreward.command_line.terminal import ABOUT_BITSANDBYTES, hide_messages  # noqa: E402
-
-hide_messages(ABOUT_BITSANDBYTES)
+# Of a kernel that nothing here uses.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.CRITICAL)
 
 project = "ctrlreward"
 version = release = version_of("ctrlreward")

@@ -5,11 +5,10 @@ This module does not import PyTorch, so that a mistake is reported at once.
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +18,6 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from ctrlreward.scorers.base import ScoreSpec
-
-# Beginnings of log messages that a user can't act on, by logger.
-ABOUT_BITSANDBYTES: Mapping[str, tuple[str, ...]] = {
-    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",)  # unused
-}
-
-
-def hide_messages(messages: Mapping[str, tuple[str, ...]]) -> None:
-    """Hide log messages by their beginnings: logger → beginnings."""
-
-    def is_news(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(messages[record.name])
-
-    for name in messages:
-        logging.getLogger(name).addFilter(is_news)
 
 
 def examples_epilog(examples: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import platform
 import shlex
 import signal
@@ -16,7 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -26,18 +25,12 @@ from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.callbacks.base_callback import advice
 from ctrlreward.command_line.config_files import with_extended
 from ctrlreward.command_line.parser import ExampleFormatter, import_scorers
-from ctrlreward.command_line.terminal import (
-    ABOUT_BITSANDBYTES,
-    examples_epilog,
-    hide_messages,
-    user_errors,
-)
+from ctrlreward.command_line.terminal import examples_epilog, user_errors
 from ctrlreward.extras import import_extra
 from ctrlreward.files import hold, json_text, write_whole
 from ctrlreward.jobs import smoke
 from ctrlreward.jobs.train import CKPT_PATH, COMMAND, DESCRIPTION, EXAMPLES, SMOKE
 from ctrlreward.runs.report import write_report
-from ctrlreward.serving.description import digest
 
 # A folder with one of these has a run.
 _SIGNS = ("metrics.jsonl", "summary.json")
@@ -54,20 +47,6 @@ _KNOWN_WARNINGS = (
     "Checkpoint directory .* exists and is not empty.*",  # of every resumed run
     ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
 )
-
-# Beginnings of log messages of the same kind, by logger. If `lightning` is imported as well, it
-# logs the messages of pytorch_lightning.
-_LIGHTNING = (
-    "💡 Tip",  # advertises other packages
-    "GPU available: False",
-    "TPU available: False",
-    "`Trainer(",  # repeats an option: "`Trainer(val_check_interval=1)` was configured so …"
-)
-_KNOWN_MESSAGES = {
-    "pytorch_lightning.utilities.rank_zero": _LIGHTNING,
-    "lightning.pytorch.utilities.rank_zero": _LIGHTNING,
-    **ABOUT_BITSANDBYTES,
-}
 
 
 class TrainParser(LightningArgumentParser):
@@ -121,7 +100,10 @@ def build(arguments: Sequence[str]) -> TrainCLI:
 
 def run_job(arguments: Sequence[str]) -> None:
     """Run a training job; see `train.run`."""
-    _hide_known_messages()
+    for message in _KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    transformers_logging.disable_progress_bar()  # models load in a second
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # of unused kernels
     with _user_errors():
         cli = build(arguments)
     trainer, checkpoint = cli.trainer, cli.config.ckpt_path
@@ -133,10 +115,9 @@ def run_job(arguments: Sequence[str]) -> None:
     writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
     with ExitStack() as held:
         if writes:
-            started = _provenance(arguments)
             with _user_errors():
                 held.enter_context(run_folders(trainer, resumed))
-                _write_provenance(trainer, started)
+                _write_provenance(Path(trainer.default_root_dir), arguments)
         try:
             # Lightning would run what the checkpoint of an address has pickled.
             trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
@@ -153,7 +134,7 @@ def run_job(arguments: Sequence[str]) -> None:
                 _fail(" ".join([f"{error}.", *notes]))  # a full disk
             raise
         if writes:
-            _write_report(trainer, cli.config.as_dict()["model"], started)
+            _write_report(Path(trainer.default_root_dir))
     if "--smoke" in arguments and trainer.is_global_zero:
         print(f"smoke run: {trainer.default_root_dir}", file=sys.stderr)
 
@@ -180,37 +161,20 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
         yield
 
 
-def _provenance(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the provenance of the run: command, time, versions and hardware."""
+def _write_provenance(folder: Path, arguments: Sequence[str]) -> None:
+    """Write command, time and versions of a run to `provenance.json`."""
     packages = ("ctrlreward", "torch", "transformers", "peft", "pytorch-lightning")
-    hardware = {
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "cores": str(len(os.sched_getaffinity(0))),
-        "threads": str(torch.get_num_threads()),
-    }
-    if torch.cuda.is_available():
-        hardware["gpu"] = torch.cuda.get_device_name()
-    return {
+    content = {
         "command": f"{COMMAND} {shlex.join(arguments)}",
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
-        "hardware": hardware,
     }
+    write_whole(folder / "provenance.json", json_text(content))
 
 
-def _write_provenance(trainer: Trainer, content: dict[str, Any]) -> None:
-    write_whole(Path(trainer.default_root_dir, "provenance.json"), json_text(content))
-
-
-def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> None:
-    """Write the run's `report.html`, and its reward's digest into `provenance.json`."""
-    folder = Path(trainer.default_root_dir)
+def _write_report(folder: Path) -> None:
+    """Write the run's `report.html`."""
     try:
-        reward = model.get("init_args", {}).get("reward")
-        if reward is not None:
-            # Not before: the job may have trained models of the reward first.
-            _write_provenance(trainer, {**provenance, "reward": digest(reward)})
         write_report(folder / "report.html", folder)
         print(f"report: {folder / 'report.html'}", file=sys.stderr)
     except Exception as error:  # the run is saved: an error in its report must not make it fail
@@ -230,11 +194,3 @@ def _user_errors() -> Iterator[None]:
 def _fail(message: str) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(2)
-
-
-def _hide_known_messages() -> None:
-    """Hide warnings, tips and bars that a user can't act on."""
-    for message in _KNOWN_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
-    hide_messages(_KNOWN_MESSAGES)
-    transformers_logging.disable_progress_bar()  # models load in a second

@@ -98,5 +98,5 @@ def test_the_smoke_run_of_a_recipe_goes_through_all_its_parts(
     assert 'class="verdict' in (root / "report.html").read_text()
     provenance = json.loads((root / "provenance.json").read_text())
     assert provenance["command"].startswith("ctrlreward train --config configs/")
-    assert re.fullmatch(r"\w{64}", provenance["reward"])
+    assert provenance["versions"].keys() >= {"ctrlreward", "torch"}
     assert not Path("runs").exists()
