@@ -6,6 +6,7 @@ import json
 import math
 from argparse import Namespace
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -41,6 +42,7 @@ _EXAMPLES = (
     "ctrlreward compare scored.csv --by system",
     "ctrlreward compare base.csv tuned.csv --metrics log_likelihood polarity",
     "ctrlreward compare runs/seed0 runs/seed1",
+    "ctrlreward compare runs/seed0 runs/seed1 --reproduction",
 )
 
 LEVEL = 0.05
@@ -92,10 +94,14 @@ def run(arguments: list[str]) -> None:
     add("--id", help="column that pairs the items (default: the first of "
         f"{', '.join(_ITEMS)} or others that the systems share, else the position)")  # fmt: skip
     add("--metrics", nargs="+", default=["*"], help="scores to compare, such as 'distinct_*'")
+    add("--reproduction", action="store_true", help="how well two or more runs of one experiment "
+        "agree (QRA++): folders of runs, or files with a row per value or system")  # fmt: skip
     add("--output", help="JSON file for all numbers")
     options = parser.parse_args(arguments)
     with user_errors():
         check_ending("--output", options.output, ".json")
+        if options.reproduction:
+            return _reproduction(options)
         systems, modes, pairing = read_systems(options)
         comparisons = [
             compared(score, systems, modes.get(score) or direction_of_name(score))
@@ -116,6 +122,20 @@ def run(arguments: list[str]) -> None:
         console.print("↑ higher, ↓ lower is better; of others it is not known")
     for each in comparisons:
         console.print(sentence(each), soft_wrap=True)
+
+
+def _reproduction(options: Namespace) -> None:
+    """Print how well runs agree, and write it to the JSON file if requested."""
+    from ctrlreward.runs.reproduction import agreement, print_agreement
+
+    found = agreement(options.runs, options.by, options.systems, options.metrics)
+    if options.output:
+        content = {
+            name: {**each._asdict(), "study": asdict(each.study)} for name, each in found.items()
+        }
+        write_whole(Path(options.output), json_text(content))
+    for name, each in found.items():
+        print_agreement(plain_console(), name, each)
 
 
 def read_systems(options: Namespace) -> tuple[Systems, dict[str, Mode], str]:
