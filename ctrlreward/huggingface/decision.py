@@ -9,7 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
+from transformers import TrainerControl as Control
+from transformers import TrainerState as State
+from transformers import TrainingArguments as Arguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy, SaveStrategy
 
 from ctrlreward.arguments import Mode
@@ -22,7 +25,6 @@ from ctrlreward.huggingface.run_state import (
     is_trained,
     join_state,
     resolve_mode,
-    stored,
 )
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
@@ -50,10 +52,9 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
         self._save = self._stop = False  # the last decision, for a `control` that lost it
         self._had_stopped = False
         self._missing: ValueError | None = None
-        self._evaluated, self._started = False, 0  # in this training, and its first step
         self._folders: list[Path] = []  # of the checkpoints of this run, and of the one it resumes
 
-    def act(self, decision: Any, before: Any, args: TrainingArguments, state: TrainerState) -> None:
+    def act(self, decision: Any, before: Any, args: Arguments, state: State) -> None:
         """Apply a decision, `before` which the state was this; by default, save what is kept."""
         self._save = decision.keep
 
@@ -61,18 +62,13 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
         """Return whether a resumed run had stopped, and would stop with these settings."""
         return False
 
-    def settle(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Do what has to be done in the first hook after an evaluation."""
-
     def path_of(self, step: int) -> Path | None:
         """Return the folder of a checkpoint of this run, or of the run that it resumes."""
         paths = (folder / f"{PREFIX_CHECKPOINT_DIR}-{step}" for folder in self._folders)
         return next((path for path in paths if path.is_dir()), None)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Start, or continue a resumed run; one that had stopped runs one more step."""
+    def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
+        """Start a training; the rule itself begins when all scorers have."""
         if args.eval_strategy == IntervalStrategy.NO:
             raise ValueError(
                 f"{type(self).__name__} decides at evaluations, but eval_strategy is 'no'. Set "
@@ -83,89 +79,80 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
                 f"two callbacks are {self._key!r}. Remove one, or rename a ProxyGuard."
             )
         self.decider, self._missing = Decider(self._given), None
-        self._training, self._begun, self._evaluated = True, False, False
-        self._started = state.global_step
+        self._training, self._begun = True, False
         self._save = self._stop = self._had_stopped = False
         # Of a trial the folder is known when it saves.
         self._folders = [] if state.is_hyper_param_search else [Path(args.output_dir or ".")]
         if state.best_model_checkpoint is not None:
             self._folders.append(Path(state.best_model_checkpoint).parent)
-        before = join_state(state, self).get(self._key)
-        if before is None:
+
+    def _begin(self, state: State) -> None:
+        """Take the directions that scorers declare, and continue a resumed run.
+
+        A run that had stopped makes one more step.
+        """
+        self._begun = True
+        try:
+            self.decider.begin(partial(resolve_mode, state), self._declared(state))
+        except ValueError as error:
+            raise ValueError(f"{type(self).__name__}: {error}") from None
+        plain = join_state(state, self)
+        plain.setdefault("rules", {})[type(self.rule).__name__] = asdict(self.rule)
+        if self._key not in plain:
             return
-        self._begin(state, ())
-        self._begun = False  # some scorers may begin later
-        self.decider.load(before)
+        self.decider.load(plain[self._key])
         if self.saves and not state.is_hyper_param_search:
             steps = self.rule.steps(self.state)
             on_disk = on_rank_zero(lambda: [step for step in steps if self.path_of(step)])
             self.decider.state = self.rule.available(self.state, on_disk)
         self._had_stopped = self._stop = self.resume()
         if self._had_stopped:
-            control.should_training_stop = True
             self.say(state, "this run has already stopped, and stops again")
 
-    def _begin(self, state: TrainerState, declared: Sequence[str]) -> None:
-        """Set the directions that scorers declare when training begins; check the keys."""
-        try:
-            self.decider.begin(partial(resolve_mode, state), declared)
-        except ValueError as error:
-            raise ValueError(f"{type(self).__name__}: {error}") from None
-        stored(state).setdefault("rules", {})[type(self.rule).__name__] = asdict(self.rule)
-        self._begun = True
-
-    def _declared(self, state: TrainerState) -> list[str]:
+    def _declared(self, state: State) -> list[str]:
         """Return the keys that may be logged later: of scorers, and of training."""
         scores = [each for key in directions(state) for each in (key, PREFIX + key)]
         return scores + [key for key in self._given.keys if is_trained(key)]
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Raise for a wrong key or direction at the first step, or if no set had the keys."""
-        self.settle(args, state)
         self._save = False
-        if not self._begun:  # all scorers have
-            self._begin(state, self._declared(state))
+        if not self._begun:
+            self._begin(state)
         if self._missing is not None:
             raise self._missing
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Keep the decisions of a run that had stopped, and a stop that a copy of control lost."""
-        self.settle(args, state)
         control.should_training_stop |= self._stop
         if self._had_stopped:
             control.should_evaluate = control.should_save = False
 
-    on_epoch_end = on_step_end
+    def on_epoch_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
+        """As at the end of a step."""
+        DecisionCallback.on_step_end(self, args, state, control)
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: Arguments, state: State, control: Control, metrics: Any = None, **_: Any
     ) -> None:
         """Decide, unless a key has no new value yet.
 
         Another evaluation of the same weights only repeats what was decided. The `control` of an
         evaluation inside a callback can be a copy that is lost.
         """
-        self._evaluated |= self._training
         if not self._training or (self.saves and not state.global_step):  # nothing is saved at 0
             return
+        if not self._begun:
+            self._begin(state)
         if state.global_step != self.decider.step:
-            self._decide(args, state, kwargs.get("metrics", {}))
+            self._decide(args, state, metrics or {})
         if state.global_step == self.decider.step:
             control.should_save |= self._save
             control.should_training_stop |= self._stop
 
-    def _decide(
-        self, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
-    ) -> None:
-        declared = self._declared(state)
-        if not self._begun:
-            self._begin(state, declared)
+    def _decide(self, args: Arguments, state: State, metrics: dict[str, float]) -> None:
         now, before = Run.of(state).take(state, metrics), self.state
-        old = now.metrics.keys() - {*now.fresh, *now.trained, *declared}
+        old = now.metrics.keys() - {*now.fresh, *now.trained, *self._declared(state)}
         if not old.isdisjoint(self.rule.keys):  # another set of this evaluation has the value
             return
         try:
@@ -180,25 +167,17 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
         join_state(state, self)[self._key] = self.decider.to_dict()
         self.act(decision, before, args, state)
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Forget what is saved now."""
-        self.settle(args, state)
         self._save = False
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Make no more decisions; warn of a training without an evaluation."""
-        self.settle(args, state)
+    def on_train_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
+        """Make no more decisions."""
         self._training = False
         if self._missing is not None:
             raise self._missing
-        if not self._evaluated and state.global_step > self._started:
-            self.say(state, "training ended before the first validation")
 
-    def say(self, state: TrainerState, reason: str) -> None:
+    def say(self, state: State, reason: str) -> None:
         """Log a decision, from rank 0."""
         if state.is_world_process_zero:
             log.warning("%s at step %d: %s", type(self).__name__, state.global_step, reason)
@@ -208,13 +187,12 @@ class RewardCheckpoint(Keeps, DecisionCallback):
     """Selects the checkpoint with the best held-out score (`ctrlreward.selection.BestRule`).
 
     Saves a checkpoint at each evaluation whose score is the best so far, next to checkpoints of the
-    trainer's `save_strategy`, and sets `state.best_global_step` and `state.best_model_checkpoint`:
-    `save_total_limit` keeps the selected checkpoint, and `load_best_model_at_end=True` loads it.
-    `metric_for_best_model` and `state.best_metric` remain the trainer's. If no evaluation met the
-    constraints, the model of the last step remains, with a warning. A constraint on a metric of
-    another evaluation set needs this set in the same evaluation. An evaluation before the first
-    step (`eval_on_start`) has no checkpoint, and is not a candidate. With `save_strategy="best"`
-    the trainer writes no other checkpoint to resume from.
+    trainer's `save_strategy` (with "best", it writes no other), and sets `state.best_global_step`
+    and `state.best_model_checkpoint`: `save_total_limit` keeps the selected checkpoint, and
+    `load_best_model_at_end=True` loads it. `metric_for_best_model` and `state.best_metric` remain
+    the trainer's. If no evaluation met the constraints, the model of the last step remains, with a
+    warning. A constraint on a metric of another evaluation set needs this set in the same
+    evaluation. An evaluation before the first step has no checkpoint, and is not a candidate.
 
     Args:
         monitor: The `BestRule`, or the key of the score, with or without `eval_`.
@@ -242,76 +220,53 @@ class RewardCheckpoint(Keeps, DecisionCallback):
         else:
             rule = BestRule(monitor, mode, constraints=constraints or {}, **settings)
         super().__init__(rule.monitor, rule)
-        self.constraints = dict(rule.constraints)
-        self._unsettled = False  # since an evaluation
-        # Arguments whose `save_strategy` is another one for now, and the user's.
-        self._hidden: tuple[TrainingArguments, SaveStrategy] | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Start, also after a run that ended with an error in an evaluation."""
-        self._show_strategy()
-        self._unsettled = False
-        super().on_train_begin(args, state, control, **kwargs)
+    def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
+        """Take the choice of checkpoints from the trainer, until training ends.
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Decide; the trainer then saves, keeps and loads the selected checkpoint.
-
-        No hook lies between this one and the trainer's own choice by `metric_for_best_model`, its
-        save and its rotation. So `save_strategy` equals none until the next hook: the trainer then
-        tracks `best_metric`, and leaves both names and the decision to save as they are.
+        No hook lies between `on_evaluate` and the trainer's own choice by `metric_for_best_model`,
+        its save and its rotation, which would overwrite both names and, with the strategy "best",
+        the decision to save. So `save_strategy` equals none while it trains: the trainer then
+        tracks `best_metric`, and this callback saves where the strategy says.
         """
-        super().on_evaluate(args, state, control, **kwargs)
-        if not self._training:
-            return
-        self._unsettled = True
-        compares = args.metric_for_best_model is not None
-        if compares and self._hidden is None and args.save_strategy != SaveStrategy.NO:
-            strategy = SaveStrategy(args.save_strategy)
-            self._hidden, args.save_strategy = (args, strategy), equal_to_none(strategy)
-            if strategy == SaveStrategy.BEST:
-                control.should_save = self._save
-        self._name_selected(args, state, about_to_save=control.should_save)
+        super().on_train_begin(args, state, control)
+        if args.metric_for_best_model is not None:
+            args.save_strategy = equal_to_none(strategy_of(args))
 
-    def settle(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Return `save_strategy`, and name the folder of the selected checkpoint if it exists."""
-        if not self._unsettled:
-            return
-        self._unsettled = False
-        self._show_strategy()
+    def on_step_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
+        """Let the step be saved if the trainer's strategy says so; other callbacks may refuse."""
+        super().on_step_begin(args, state, control)
+        self._name_selected(args, state)
+        if _is_hidden(args, SaveStrategy.STEPS):
+            step = state.global_step + 1
+            due = state.save_steps > 0 and step % state.save_steps == 0
+            control.should_save |= due or step >= state.max_steps
+
+    def on_epoch_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
+        """Let the epoch be saved, likewise."""
+        control.should_save |= _is_hidden(args, SaveStrategy.EPOCH)
+        super().on_epoch_end(args, state, control)
         self._name_selected(args, state)
 
-    def _show_strategy(self) -> None:
-        if self._hidden is not None:
-            args, strategy = self._hidden
-            args.save_strategy, self._hidden = strategy, None
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    def on_evaluate(
+        self, args: Arguments, state: State, control: Control, metrics: Any = None, **_: Any
     ) -> None:
-        """Save at the end of an epoch, if the trainer has found no `save_strategy` before."""
-        hidden = self._hidden is not None and self._hidden[1] == SaveStrategy.EPOCH
-        super().on_epoch_end(args, state, control, **kwargs)
-        control.should_save |= hidden and not self._had_stopped
+        """Decide, and name the selected checkpoint, which may be about to be saved."""
+        super().on_evaluate(args, state, control, metrics)
+        if self._training:
+            self._name_selected(args, state, about_to_save=control.should_save)
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Name the folder of the selected checkpoint, as soon as it exists."""
         if state.is_hyper_param_search and self.path_of(state.global_step) is None:
             name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             saved = Path(args.output_dir or ".").glob(f"*/{name}")
             newest = sorted(saved, key=lambda path: path.stat().st_mtime_ns)[-1:]
             self._folders[:0] = [path.parent for path in newest]
-        self._unsettled = True
-        super().on_save(args, state, control, **kwargs)
+        super().on_save(args, state, control)
+        self._name_selected(args, state)
 
-    def _name_selected(
-        self, args: TrainingArguments, state: TrainerState, about_to_save: bool = False
-    ) -> None:
+    def _name_selected(self, args: Arguments, state: State, about_to_save: bool = False) -> None:
         """Name the selected step, and its folder if it exists or is about to."""
         best = self.selected_step
         path = None if best is None else self.path_of(best)
@@ -320,23 +275,29 @@ class RewardCheckpoint(Keeps, DecisionCallback):
         state.best_global_step = None if path is None else best
         state.best_model_checkpoint = None if path is None else str(path)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Log the selection."""
-        super().on_train_end(args, state, control, **kwargs)
+    def on_train_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
+        """Return the strategy to the trainer, and log the selection."""
+        args.save_strategy = strategy_of(args)
+        super().on_train_end(args, state, control)
         last = ": the model has the weights of the last step" if self.selected_step is None else ""
         self.say(state, f"{self.reason}{last}")
 
 
 def equal_to_none(strategy: SaveStrategy) -> SaveStrategy:
-    """Return a strategy that equals no other one, but is shown, saved and copied as this one.
-
-    The trainer writes its arguments to each checkpoint before the next hook.
-    """
+    """Return a strategy that equals no other one, but is shown, saved and copied as this one."""
     other = str.__new__(SaveStrategy, "")
     other._name_, other._value_ = strategy.name, strategy.value
     return other
+
+
+def strategy_of(args: Arguments) -> SaveStrategy:
+    """Return the user's `save_strategy`, also while it is hidden."""
+    return SaveStrategy(SaveStrategy(args.save_strategy).value)
+
+
+def _is_hidden(args: Arguments, strategy: SaveStrategy) -> bool:
+    """Return whether this is the user's `save_strategy`, and hidden from the trainer."""
+    return strategy_of(args) == strategy != args.save_strategy
 
 
 class ParetoCheckpoint(KeepsFront, DecisionCallback):
@@ -363,11 +324,9 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
             rule = ParetoRule(given)  # which rejects a string
         super().__init__(", ".join(rule.metrics), rule)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Check that the trainer keeps the front."""
-        super().on_train_begin(args, state, control, **kwargs)
+        super().on_train_begin(args, state, control)
         if args.save_total_limit is not None:
             raise ValueError(
                 f"save_total_limit must be None, got {args.save_total_limit}: it would remove "
@@ -386,8 +345,7 @@ class RewardEarlyStopping(DecisionCallback):
         settings: Further arguments of `StopRule`: `patience`, `min_delta`, `min_steps`, …
 
     Raises:
-        ValueError: A setting is out of range; at the start: its direction is unknown; after the
-            first evaluation: the key is not logged.
+        ValueError: As in `RewardCheckpoint`.
     """
 
     def __init__(
@@ -406,7 +364,7 @@ class RewardEarlyStopping(DecisionCallback):
         """Return whether the run had stopped, unless its new settings would not have stopped it."""
         return self.decider.resume()
 
-    def act(self, decision: Any, before: Any, args: TrainingArguments, state: TrainerState) -> None:
+    def act(self, decision: Any, before: Any, args: Arguments, state: State) -> None:
         """Stop training."""
         self._stop = decision.stop
         if decision.stop:
@@ -434,8 +392,7 @@ class ProxyGuard(DecisionCallback):
         settings: Further arguments of `AlarmRule`: `level`, `reference`, `margin`.
 
     Raises:
-        ValueError: A setting is out of range; at the start: a direction is unknown; after the first
-            evaluation: a key is not logged.
+        ValueError: As in `RewardCheckpoint`.
     """
 
     def __init__(
@@ -460,7 +417,7 @@ class ProxyGuard(DecisionCallback):
         """Return whether an alarm had stopped the run, and would with these settings."""
         return self.decider.resume() and self.stop
 
-    def act(self, decision: Any, before: Any, args: TrainingArguments, state: TrainerState) -> None:
+    def act(self, decision: Any, before: Any, args: Arguments, state: State) -> None:
         """Log the test, warn when an alarm begins, and stop training if asked to."""
         values = {f"{self.name}/alarm": float(decision.alarm)}
         tested = decision.p_value is not None

@@ -241,14 +241,3 @@ def test_a_run_resumed_with_other_completions_has_a_new_reference(
     assert len(said) == bool(change)
     assert best.selected_step == (3 if change else 1)
     assert trainer.state.global_step == (6 if change else 5)
-
-
-def test_a_training_without_an_evaluation_says_so(
-    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = make_trainer(max_steps=2, eval_steps=50)
-    trainer.add_callback(RewardCheckpoint("eval_loss"))
-    # As in a run whose data are shorter than they say.
-    trainer.evaluate = lambda *_, **__: {}  # type: ignore[method-assign]
-    trainer.train()
-    assert "training ended before the first validation" in caplog.text
