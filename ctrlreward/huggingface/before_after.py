@@ -7,25 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import (
-    GenerationConfig,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import GenerationConfig, Trainer, TrainerCallback
+from transformers import TrainerControl as Control
+from transformers import TrainerState as State
+from transformers import TrainingArguments as Arguments
 
+from ctrlreward.arguments import check_type
 from ctrlreward.callbacks.judges import AUC, check_judges, judges_by_name, with_judges
 from ctrlreward.callbacks.report import scored_texts, selection_facts, write_comparison
 from ctrlreward.held_out import HeldOutScorer
 from ctrlreward.huggingface.decision import RewardCheckpoint, RewardEarlyStopping
-from ctrlreward.huggingface.generation import (
-    GenerationScorer,
-    TrainerGenerator,
-    check_own,
-    check_trainer,
-)
+from ctrlreward.huggingface.generation import GenerationScorer, TrainerGenerator, check_own
 from ctrlreward.huggingface.run_state import directions, history, plain_names
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
@@ -51,12 +43,7 @@ class BeforeAfter(TrainerCallback):
         generations_per_prompt: Completions per prompt.
         seed: Seed of both generations.
         judges: Name → a score that reward and selection do not use, or an `AUC`.
-        generation: As in `GenerationScorer`.
-
-    Raises:
-        TypeError: As in `GenerationScorer`.
-        ValueError: As in `GenerationScorer`.
-        FileNotFoundError: In a resumed run: `before.jsonl` is missing.
+        generation: As in `GenerationScorer`, like the errors.
     """
 
     def __init__(
@@ -69,7 +56,7 @@ class BeforeAfter(TrainerCallback):
         judges: Mapping[str, ComponentLike | AUC] | None = None,
         generation: GenerationConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        check_trainer(trainer)
+        check_type("trainer", Trainer, trainer)
         self.trainer = trainer
         self._generator = TrainerGenerator(trainer, samples, generation)
         prompts = self._generator.samples
@@ -78,12 +65,11 @@ class BeforeAfter(TrainerCallback):
         self._components = with_judges(self.held_out.components, self.judges)
         check_columns(self._components, self.held_out.prompts)
         check_judges(self.judges.values(), self.held_out.prompts)
+        self._folder = Path(trainer.args.output_dir or ".")
         self._seconds: dict[str, float] = {}
         self._mark = time.perf_counter()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Generate and score with the untuned model, unless the run is resumed."""
         check_own(self, state)
         if state.global_step == 0:
@@ -92,24 +78,16 @@ class BeforeAfter(TrainerCallback):
             on_rank_zero(lambda: self._scored("before"))
         self._mark = time.perf_counter()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Generate and score with the trained model, and write the summary."""
         self._seconds["train"] = time.perf_counter() - self._mark
         self._measure("after")
         if state.is_world_process_zero:
             sets = {name: self._scored(name) for name in ("before", "after")}
-            facts = self._facts(args, state)
-            scores, seconds = self.held_out.components, self._seconds
-            rows = history(state)
-            write_comparison(self._folder, scores, self.judges, sets, facts, seconds, rows)
+            scores, facts, rows = self.held_out.components, self._facts(args, state), history(state)
+            write_comparison(self._folder, scores, self.judges, sets, facts, self._seconds, rows)
         for component in self._components.values():
             component.scorer.release()
-
-    @property
-    def _folder(self) -> Path:
-        return Path(self.trainer.args.output_dir or ".")
 
     def _measure(self, name: str) -> None:
         """Generate texts, and score and write them on rank 0."""
@@ -128,16 +106,16 @@ class BeforeAfter(TrainerCallback):
         path = self._folder / f"{name}.jsonl"
         return scored_texts(path, self._components, self.held_out.seed, "output_dir")
 
-    def _facts(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
+    def _facts(self, args: Arguments, state: State) -> dict[str, Any]:
         """Return steps, reason of the stop, and the selection."""
         callbacks = self.trainer.callback_handler.callbacks
         keeper = next((each for each in callbacks if isinstance(each, RewardCheckpoint)), None)
         stops = [each.state for each in callbacks if isinstance(each, RewardEarlyStopping)]
         stopped = next((each.stopping_reason for each in stops if each.stopped_by), "")
         scorers = [each for each in callbacks if isinstance(each, GenerationScorer)]
-        names = plain_names(state)
         best = state.best_model_checkpoint
         loaded = args.load_best_model_at_end and best is not None and Path(best).is_dir()
+        monitor, names = keeper.rule.monitor if keeper else None, plain_names(state)
         return {
             "steps": state.global_step,
             "stopped_by": f"RewardEarlyStopping: {stopped}" if stopped else "end of training",
@@ -145,5 +123,5 @@ class BeforeAfter(TrainerCallback):
             "directions": directions(state),
             "ranges": {k: spec.bounds for each in scorers for k, spec in each.specs.items()},
             "constraints_met": keeper is None or keeper.selected_step is not None,
-            "selection": selection_facts(keeper, keeper.rule.monitor if keeper else None, names),
+            "selection": selection_facts(keeper, monitor, names),
         }

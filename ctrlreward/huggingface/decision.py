@@ -16,7 +16,7 @@ from transformers import TrainingArguments as Arguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy, SaveStrategy
 
 from ctrlreward.arguments import Mode
-from ctrlreward.huggingface.generation import add_to_run, as_shown, wandb_run
+from ctrlreward.huggingface.generation import add_to_run, wandb_run
 from ctrlreward.huggingface.run_state import (
     PREFIX,
     RestoresItself,
@@ -33,6 +33,13 @@ from ctrlreward.selection.decider import Decider, Decides, Keeps, KeepsFront, gi
 from ctrlreward.selection.metrics import Bounds, read
 
 log = logging.getLogger(__name__)
+
+
+def rule_of(kind: type, rule: Any, *arguments: Any, **settings: Any) -> Any:
+    """Return a rule as it was passed, or one of its arguments, of which `rule` is the first."""
+    if isinstance(rule, kind):
+        return given_alone(rule, *arguments, settings)
+    return kind(rule, *arguments, **settings)
 
 
 class DecisionCallback(RestoresItself, Decides, TrainerCallback):
@@ -128,9 +135,7 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
         if self._had_stopped:
             control.should_evaluate = control.should_save = False
 
-    def on_epoch_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
-        """As at the end of a step."""
-        DecisionCallback.on_step_end(self, args, state, control)
+    on_epoch_end = on_step_end
 
     def on_evaluate(
         self, args: Arguments, state: State, control: Control, metrics: Any = None, **_: Any
@@ -215,10 +220,8 @@ class RewardCheckpoint(Keeps, DecisionCallback):
         constraints: Mapping[str, Bounds] | None = None,
         **settings: Any,
     ) -> None:
-        if isinstance(monitor, BestRule):
-            rule = given_alone(monitor, mode, constraints, settings)
-        else:
-            rule = BestRule(monitor, mode, constraints=constraints or {}, **settings)
+        settings |= {"constraints": constraints} if constraints else {}
+        rule = rule_of(BestRule, monitor, mode, **settings)
         super().__init__(rule.monitor, rule)
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
@@ -304,24 +307,17 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
     """Saves the checkpoints on the Pareto front of several scores, by `ParetoRule`.
 
     The trainer's `save_total_limit` must be None, as it would remove them. Dominated checkpoints
-    stay on disk; `kept` names the checkpoints of the front.
-
-    Args:
-        metrics: The `ParetoRule`, or key → "max" or "min", or keys whose direction a
-            `GenerationScorer` declares.
-
-    Raises:
-        ValueError: Fewer than two metrics, or an unknown direction; at the start: the trainer has a
-            `save_total_limit`; after the first evaluation: a key is not logged.
+    stay on disk; `kept` names the checkpoints of the front. `metrics` is the `ParetoRule`, or key →
+    "max" or "min", or keys whose direction a `GenerationScorer` declares. The errors are those of
+    `RewardCheckpoint`.
     """
 
     saves = True
 
     def __init__(self, metrics: ParetoRule | Mapping[str, str] | Sequence[str]) -> None:
-        rule = metrics
-        if not isinstance(rule, ParetoRule):
-            given: Any = rule if isinstance(rule, Mapping | str) else dict.fromkeys(rule)
-            rule = ParetoRule(given)  # which rejects a string
+        if not isinstance(metrics, ParetoRule | Mapping | str):  # the rule rejects a string
+            metrics = dict.fromkeys(metrics)
+        rule = rule_of(ParetoRule, metrics)
         super().__init__(", ".join(rule.metrics), rule)
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
@@ -337,15 +333,8 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
 class RewardEarlyStopping(DecisionCallback):
     """Early stopping that counts each held-out score once (`ctrlreward.selection.StopRule`).
 
-    A resumed run decides like an uninterrupted one. The `StopState` in `state` has the reason.
-
-    Args:
-        monitor: The `StopRule`, or the key of the score, with or without `eval_`.
-        mode: As in `RewardCheckpoint`.
-        settings: Further arguments of `StopRule`: `patience`, `min_delta`, `min_steps`, …
-
-    Raises:
-        ValueError: As in `RewardCheckpoint`.
+    A resumed run decides like an uninterrupted one. The `StopState` in `state` has the reason. The
+    arguments are the `StopRule`, or its own; the errors are those of `RewardCheckpoint`.
     """
 
     def __init__(
@@ -354,10 +343,7 @@ class RewardEarlyStopping(DecisionCallback):
         mode: Mode | None = None,
         **settings: Any,
     ) -> None:
-        if isinstance(monitor, StopRule):
-            rule = given_alone(monitor, mode, settings)
-        else:
-            rule = StopRule(monitor, mode, **settings)
+        rule = rule_of(StopRule, monitor, mode, **settings)
         super().__init__(rule.monitor, rule)
 
     def resume(self) -> bool:
@@ -382,17 +368,11 @@ class ProxyGuard(DecisionCallback):
 
     Args:
         proxy: The `AlarmRule`, or the key of the optimised metric: `"reward"`, as TRL logs it, or a
-            loss.
-        held_out: As in `AlarmRule`.
-        proxy_mode: As in `AlarmRule`. Defaults to the direction that a `GenerationScorer` declares,
-            to "max" for `reward` and `rewards/…`, and to "min" for a loss.
-        held_out_mode: As in `AlarmRule`.
+            loss. `held_out` and the modes are as in `AlarmRule`; `proxy_mode` defaults to "max" for
+            `reward` and `rewards/…`, and to "min" for a loss.
         stop: Stop training at an alarm.
         name: Prefix of the keys. Two guards in one trainer need different names.
-        settings: Further arguments of `AlarmRule`: `level`, `reference`, `margin`.
-
-    Raises:
-        ValueError: As in `RewardCheckpoint`.
+        settings: Further arguments of `AlarmRule`.
     """
 
     def __init__(
@@ -405,11 +385,8 @@ class ProxyGuard(DecisionCallback):
         name: str = "guard",
         **settings: Any,
     ) -> None:
-        if isinstance(proxy, AlarmRule):
-            rule = given_alone(proxy, held_out, proxy_mode, held_out_mode, settings)
-        else:
-            rule = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, **settings)
-        super().__init__(name, rule)
+        modes = proxy_mode, held_out_mode
+        super().__init__(name, rule_of(AlarmRule, proxy, held_out, *modes, **settings))
         self.stop, self.name = stop, name
         self._warned = False  # that no alarm is possible
 
@@ -433,7 +410,8 @@ class ProxyGuard(DecisionCallback):
         state.log_history.append({**row, "step": state.global_step})
         tracked = wandb_run(args) if state.is_world_process_zero else None
         if tracked is not None:
-            add_to_run(tracked, self.name, as_shown(row), state.global_step)
+            shown = {f"eval/{key}": value for key, value in values.items()}
+            add_to_run(tracked, self.name, shown, state.global_step)
         if decision.alarm and not before.alarm:
             self.say(state, decision.reason)
             if tracked is not None:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import (
-    GenerationConfig,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import GenerationConfig, Trainer, TrainerCallback
+from transformers import TrainerControl as Control
+from transformers import TrainerState as State
+from transformers import TrainingArguments as Arguments
 from transformers.integrations.integration_utils import WandbCallback
 from transformers.trainer_utils import IntervalStrategy, default_compute_objective
 
-from ctrlreward.arguments import kind_of, positive
+from ctrlreward.arguments import check_type, positive
 from ctrlreward.completion import eval_mode, fixed_randomness, generate_across_ranks, unclear_input
 from ctrlreward.extras import import_extra
 from ctrlreward.files import remove_unfinished
@@ -30,13 +26,7 @@ from ctrlreward.huggingface.run_state import PREFIX, RestoresItself, Run, join_s
 from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.models.tokenization import before_space
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
-from ctrlreward.samples import (
-    Samples,
-    SamplesLike,
-    as_samples,
-    parse_conversation,
-    table_of,
-)
+from ctrlreward.samples import Samples, SamplesLike, as_samples, parse_conversation, table_of
 from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import sample_table
@@ -63,7 +53,7 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
     `generations_per_prompt` or settings of `generate` says so, and rules start a new reference.
 
     Args:
-        trainer: The trainer to which the callback is added, by `trainer.add_callback`.
+        trainer: The trainer to which the callback is added.
         scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
             a scorer with a single score.
         samples: The held-out prompts: texts, `Samples`, or a data set of TRL, whose column `prompt`
@@ -84,8 +74,8 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
 
     Raises:
         TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` is not a score.
-        ValueError: As in `HeldOutScorer`; the samples do not say whether an encoder-decoder reads
-            or continues them; the trainer is still in its `__init__`.
+        ValueError: As in `HeldOutScorer`; or the samples do not say whether an encoder-decoder
+            reads or continues them.
     """
 
     def __init__(
@@ -100,7 +90,7 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         table_rows: int = 16,
         seed: int = 0,
     ) -> None:
-        check_trainer(trainer)
+        check_type("trainer", Trainer, trainer)
         self._generator = TrainerGenerator(trainer, samples, generation)
         super().__init__(scores, self._generator.samples, generations_per_prompt, name, seed)
         check_columns(self.components, self.prompts)
@@ -110,16 +100,13 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         self.folder = Path(trainer.args.output_dir or ".") / "samples" / name
         self._entry: dict[str, Any] = {"step": -1}  # in the trainer's state
         self._training = False
-        self._logged: dict[str, float] = {}
 
     @property
     def last_scored_step(self) -> int:
         """`state.global_step` of the last scores; -1 before."""
         return int(self._entry["step"])
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Declare the directions of the scores, and continue the counters of a resumed run.
 
         Moves ahead of other callbacks, which decide on its scores.
@@ -133,9 +120,10 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         callbacks.insert(alike.index(self), self)
         if args.eval_strategy == IntervalStrategy.NO:
             log.warning("GenerationScorer scores at evaluations, but eval_strategy is 'no'")
-        before = join_state(state, self).setdefault("scores", {})
-        new = {"step": -1, "seen": -1, "evaluations": 0}
-        self._entry = entry = before.setdefault(self.name, new)
+        # Steps of the last scores and of the last evaluation, and what this one logged, since a
+        # resumed run may evaluate the weights of its checkpoint again (`eval_on_start`).
+        new = {"step": -1, "seen": -1, "evaluations": 0, "logged": {}}
+        self._entry = entry = join_state(state, self)["scores"].setdefault(self.name, new)
         entry["modes"] = {key: spec.mode for key, spec in self.specs.items()}
         self.settings = self._generator.settings()
         on_rank_zero(lambda: remove_unfinished(self.folder, "step=*"))
@@ -145,49 +133,40 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
                 log.warning(changed)
         entry["measured"] = self.measured
         self._training = True
-        # A resumed run may evaluate the weights of its checkpoint again (`eval_on_start`).
-        start, self._logged = f"{PREFIX}{self.name}/", {}
-        for row in state.log_history if entry["seen"] == entry["step"] else ():
-            if row.get("step") == entry["seen"]:
-                self._logged |= {key: row[key] for key in row if key.startswith(start)}
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Free the scorers' models."""
         self._training = False
         for scorer in self.scorers:
             scorer.release()
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: Arguments, state: State, control: Control, metrics: Any = None, **_: Any
     ) -> None:
         """Generate, score and log, in training at every n-th evaluation and once per step."""
         check_own(self, state)
         step, entry = state.global_step, self._entry
         if not self._training:
-            self._logged = self._evaluate(step)
-        elif step != entry["seen"]:  # not another set of the same evaluation
-            self._logged = {}
-            entry["seen"] = step
-            entry["evaluations"] += 1
-            if entry["evaluations"] % self.every_n_evaluations == 0:
-                self._logged = self._evaluate(step)
-                entry["step"] = step
-                Run.of(state).evidence[self.name] = step, self.evidence
-        shown = self._logged
+            logged = self._evaluate(args, step)
+        else:
+            if step != entry["seen"]:  # not another set of the same evaluation
+                entry |= {"seen": step, "evaluations": entry["evaluations"] + 1, "logged": {}}
+                if entry["evaluations"] % self.every_n_evaluations == 0:
+                    entry |= {"step": step, "logged": self._evaluate(args, step)}
+                    Run.of(state).evidence[self.name] = step, self.evidence
+            logged = entry["logged"]
         searches = state.is_hyper_param_search
         if searches and self.trainer.compute_objective is default_compute_objective:
             chosen = f"{PREFIX}{(args.metric_for_best_model or '').removeprefix(PREFIX)}"
-            shown = {key: value for key, value in shown.items() if key == chosen}
-        kwargs.get("metrics", {}).update(shown)
+            logged = {key: value for key, value in logged.items() if key == chosen}
+        metrics.update(logged)
 
-    def _evaluate(self, step: int) -> dict[str, float]:
+    def _evaluate(self, args: Arguments, step: int) -> dict[str, float]:
         """Return the metrics, with the prefix of evaluations, and log them."""
         samples = self._generator.generate(self.prompts, self.generations_per_prompt, self.seed)
-        values = self.metrics(on_rank_zero(lambda: self._score(step, samples)))
+        values = self.metrics(on_rank_zero(lambda: self._score(args, step, samples)))
         logged = {PREFIX + key: value for key, value in values.items()}
-        # To W&B by `add_to_run`, since its callback would end a row.
+        # Without W&B's callback, which would end a row.
         handler = self.trainer.callback_handler
         callbacks = handler.callbacks
         handler.callbacks = [each for each in callbacks if not isinstance(each, WandbCallback)]
@@ -196,31 +175,28 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
             Trainer.log(self.trainer, dict(logged))
         finally:
             handler.callbacks = callbacks
-        run = wandb_run(self.trainer.args)
-        if run is not None and self.trainer.is_world_process_zero():
-            add_to_run(run, self.name, as_shown(logged), step)
         return logged
 
-    def _score(self, step: int, samples: Samples) -> HeldOutScores:
+    def _score(self, args: Arguments, step: int, samples: Samples) -> HeldOutScores:
         with fixed_randomness(self.seed):
             kind = "" if self._training else "evaluate-"  # the texts of training stay
             found = self.score_samples(samples, self.folder / f"{kind}step={step:06d}.jsonl")
-        run = wandb_run(self.trainer.args)
+        run = wandb_run(args)
         if run is not None:
             columns, rows = sample_table(samples, found.scores, self.table_rows, found.reasons)
             table = import_extra("wandb", "report_to='wandb'").Table(columns=columns, data=rows)
-            add_to_run(run, self.name, {f"{self.name}/{TABLE}": table}, step)
+            shown = {f"eval/{key}": value for key, value in found.metrics.items()}
+            add_to_run(run, self.name, {**shown, f"{self.name}/{TABLE}": table}, step)
         return found
 
 
-def wandb_run(args: TrainingArguments) -> Any:
+def wandb_run(args: Arguments) -> Any:
     """Return the active run of Weights & Biases that a trainer reports to, None if there is none.
 
-    A trainer starts its run when it logs.
+    A trainer starts its run when training begins.
     """
-    if "wandb" not in (args.report_to or ()):
-        return None
-    return import_extra("wandb", "report_to='wandb'").run
+    reports = "wandb" in (args.report_to or ())
+    return import_extra("wandb", "report_to='wandb'").run if reports else None
 
 
 def add_to_run(run: Any, name: str, values: Mapping[str, Any], step: int) -> None:
@@ -235,11 +211,6 @@ def add_to_run(run: Any, name: str, values: Mapping[str, Any], step: int) -> Non
     for key in values:
         run.define_metric(key, step_metric=own)
     run.log({**values, own: step}, commit=False)
-
-
-def as_shown(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics under the names that a trainer gives them in its runs: `eval/…`."""
-    return {key.replace(PREFIX, "eval/", 1): value for key, value in metrics.items()}
 
 
 # Settings of `generate` that change what is measured.
@@ -276,8 +247,7 @@ class TrainerGenerator:
         self._plain: list[str] | None = None  # prompts of TRL, as its reward functions get them
         self._chats: frozenset[str] = frozenset()  # rendered by the template
         self.samples = as_samples(self._prompts(samples))
-        error = unclear_input(trainer.model, self.samples)
-        if error:
+        if error := unclear_input(trainer.model, self.samples):
             raise ValueError(error)
         if trainer.processing_class is None:
             raise ValueError("the trainer has no tokenizer. Use Trainer(processing_class=...).")
@@ -320,9 +290,8 @@ class TrainerGenerator:
     ) -> str:
         if isinstance(prompt, str):
             return prompt
-        trainer = self.trainer
+        trainer, continues = self.trainer, prompt[-1]["role"] == "assistant"
         tools = json.loads(tools) if isinstance(tools, str) else tools
-        continues = prompt[-1]["role"] == "assistant"
         text: str = trainer.processing_class.apply_chat_template(
             prompt,
             tools=getattr(trainer, "tools", tools) or None,  # some templates render []
@@ -348,15 +317,16 @@ class TrainerGenerator:
         A model that FSDP or ZeRO-3 splits is gathered; each rank then completes its own prompts,
         perhaps none.
         """
-        # The calls of vLLM in TRL are collectives, to which each rank brings as many prompts.
-        more = -len(prompts) % rank_and_ranks()[1] if self._has_vllm else 0
-        rows = [*range(len(prompts)), *[0] * more]
+        trainer, rows = self.trainer, [*range(len(prompts))]
+        plugin = trainer.accelerator.state.deepspeed_plugin
         whole: AbstractContextManager[Any] = nullcontext()
-        if not self._has_vllm and self._is_zero3:
+        if self._has_vllm:  # in TRL a collective, to which each rank brings as many prompts
+            rows += [0] * (-len(prompts) % rank_and_ranks()[1])
+        elif plugin is not None and plugin.zero_stage == 3:
             unwrap = import_extra("trl", "DeepSpeed ZeRO-3").models.unwrap_model_for_generation
-            whole = unwrap(self.trainer.model_wrapped, self.trainer.accelerator)
-        elif not self._has_vllm:
-            whole = whole_weights(self.trainer.model)
+            whole = unwrap(trainer.model_wrapped, trainer.accelerator)
+        else:
+            whole = whole_weights(trainer.model)
         with whole:
             samples = generate_across_ranks(self, prompts[rows], repeats, seed)
         return self.as_scored(samples[: len(prompts) * repeats])
@@ -367,11 +337,6 @@ class TrainerGenerator:
             return samples
         repeats = len(samples) // len(self._plain)
         return samples.replace(prompts=[each for each in self._plain for _ in range(repeats)])
-
-    @property
-    def _is_zero3(self) -> bool:
-        plugin = self.trainer.accelerator.state.deepspeed_plugin
-        return plugin is not None and plugin.zero_stage == 3
 
     @property
     def _has_vllm(self) -> bool:
@@ -391,13 +356,13 @@ class TrainerGenerator:
         model = trainer.accelerator.unwrap_model(trainer.model)
         config = self._config(model)
         texts: list[str] = []
-        autocast = trainer.accelerator.autocast()
-        with _padding_token(tokenizer), eval_mode(model), torch.no_grad(), autocast:
-            size = trainer.args.per_device_eval_batch_size
+        padding = tokenizer.eos_token_id if tokenizer.pad_token is None else tokenizer.pad_token_id
+        size = trainer.args.per_device_eval_batch_size
+        with eval_mode(model), torch.no_grad(), trainer.accelerator.autocast():
             for start in range(0, len(prompts), size):
                 rows = ids[start : start + size]
                 width = max(map(len, rows))
-                padded = [[tokenizer.pad_token_id] * (width - len(row)) + row for row in rows]
+                padded = [[padding] * (width - len(row)) + row for row in rows]
                 mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
                 new = model.generate(
                     input_ids=torch.tensor(padded, device=model.device),
@@ -446,35 +411,8 @@ class TrainerGenerator:
         return GenerationConfig.from_dict({**base, **own})
 
 
-@contextmanager
-def _padding_token(tokenizer: Any) -> Iterator[None]:
-    """Let a tokenizer without a padding token pad with its end token inside the context."""
-    missing = tokenizer.pad_token is None
-    if missing:
-        tokenizer.pad_token = tokenizer.eos_token
-    try:
-        yield
-    finally:
-        if missing:
-            tokenizer.pad_token = None
-
-
-def check_own(callback: Any, state: TrainerState) -> None:
+def check_own(callback: Any, state: State) -> None:
     """Raise if a callback that generates with one trainer is called by another one."""
     if state is not callback.trainer.state:
         name = type(callback).__name__
         raise ValueError(f"this {name} was built with another trainer. Build a new one.")
-
-
-def check_trainer(trainer: object) -> None:
-    """Raise if the first argument of a callback is not a trainer, or one that is incomplete.
-
-    ms-swift makes its callbacks before the model, the tokenizer and the state are in place.
-    """
-    if not isinstance(trainer, Trainer):
-        raise TypeError(f"trainer must be a transformers.Trainer, got {kind_of(trainer)}")
-    if "callback_handler" not in vars(trainer):
-        raise ValueError(
-            "the trainer is still in its __init__. Build the callback in on_init_end of another "
-            "one, and pass it to trainer.add_callback."
-        )

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback
+from transformers import TrainerState as State
 
 from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.files import finite_or_none
@@ -43,27 +44,20 @@ class RestoresItself:
         return Restored() if restored else super().__new__(cls)
 
 
-def join_state(state: TrainerState, callback: RestoresItself) -> dict[str, Any]:
-    """Return the plain data that our callbacks keep in the trainer's state, in one entry."""
+def stored(state: State) -> dict[str, Any]:
+    """Return the plain data that our callbacks keep in the trainer's state, {} without any."""
     callbacks = cast(dict[str, Any], state.stateful_callbacks)  # a list only in its constructor
-    if not any(isinstance(each, dict) and _OURS in each for each in callbacks.values()):
-        entry = {"args": {"restored": True}, "attributes": {}, _OURS: {}}
-        callbacks[type(callback).__name__] = entry
-    return stored(state)
-
-
-def stored(state: TrainerState) -> dict[str, Any]:
-    """Return what `join_state` returns, {} before."""
-    callbacks = cast(dict[str, Any], state.stateful_callbacks)
     entries = (each for each in callbacks.values() if isinstance(each, dict) and _OURS in each)
     found: dict[str, Any] = next(entries, {_OURS: {}})[_OURS]
     return found
 
 
-def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
-    """Return name → counters and `modes` of each `GenerationScorer`."""
-    found: dict[str, dict[str, Any]] = stored(state).get("scores", {})
-    return found
+def join_state(state: State, callback: RestoresItself) -> dict[str, Any]:
+    """Return what `stored` returns, with an entry for it."""
+    if not stored(state):
+        entry = {"args": {"restored": True}, "attributes": {}, _OURS: {"scores": {}}}
+        cast(dict[str, Any], state.stateful_callbacks)[type(callback).__name__] = entry
+    return stored(state)
 
 
 @dataclass
@@ -81,12 +75,12 @@ class Run:
     added: dict[str, float] = field(default_factory=dict)  # to all snapshots of this step
 
     @staticmethod
-    def of(state: TrainerState) -> Run:
+    def of(state: State) -> Run:
         """Return the run of a trainer's state, which carries it outside of its fields."""
         run: Run = vars(state).setdefault("_ctrlreward_run", Run())
         return run
 
-    def take(self, state: TrainerState, metrics: Mapping[str, float]) -> Snapshot:
+    def take(self, state: State, metrics: Mapping[str, float]) -> Snapshot:
         """Return the snapshot of an evaluation that logged `metrics`, rank 0's on all ranks."""
         if self.metrics is not metrics:
             if self.snapshot.step != state.global_step:
@@ -103,7 +97,7 @@ class Run:
         self.added |= values
         self.snapshot = self.snapshot.having(**values)
 
-    def _snapshot(self, state: TrainerState, metrics: Mapping[str, float]) -> Snapshot:
+    def _snapshot(self, state: State, metrics: Mapping[str, float]) -> Snapshot:
         """Return the last value of each key; `eval_score/sim` is also `score/sim`."""
         step = state.global_step
         logged: dict[str, Any] = {}
@@ -136,7 +130,7 @@ def is_trained(key: str) -> bool:
     return key in ("loss", *_AS_UNDER_LIGHTNING) or key.startswith("rewards/")
 
 
-def plain_names(state: TrainerState) -> dict[str, str]:
+def plain_names(state: State) -> dict[str, str]:
     """Return logged key → the same without `eval_`, unless a key of training has this name."""
     logged = {key for row in state.log_history for key in row}
     return {
@@ -146,7 +140,7 @@ def plain_names(state: TrainerState) -> dict[str, str]:
     }
 
 
-def history(state: TrainerState) -> list[dict[str, Any]]:
+def history(state: State) -> list[dict[str, Any]]:
     """Return the log as the rows that a `HistoryLogger` would have."""
     names = _AS_UNDER_LIGHTNING | plain_names(state)
     rows = cast(list[dict[str, Any]], state.log_history)
@@ -157,14 +151,13 @@ def history(state: TrainerState) -> list[dict[str, Any]]:
     ]
 
 
-def directions(state: TrainerState) -> dict[str, Mode]:
+def directions(state: State) -> dict[str, Mode]:
     """Return the better direction of each key of a `GenerationScorer`."""
-    return {
-        key: mode for scored in scorers(state).values() for key, mode in scored["modes"].items()
-    }
+    scorers = stored(state).get("scores", {}).values()
+    return {key: mode for scorer in scorers for key, mode in scorer["modes"].items()}
 
 
-def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
+def resolve_mode(state: State, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
     """Return the better direction of a key: the given one, else the declared one.
 
     A loss is better when lower, the reward that TRL logs when higher. A mode that contradicts the

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trainer_runs
 from fakes import Scripted
 from trainer_runs import train
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 from ctrlreward.callbacks import RewardEarlyStopping as OfLightning
 from ctrlreward.huggingface import (
-    BeforeAfter,
     GenerationScorer,
     ParetoCheckpoint,
     ProxyGuard,
@@ -170,39 +168,6 @@ def test_keys_and_directions_are_checked_before_the_first_step(
     with pytest.raises(ValueError, match=name):
         train(trainer, RewardCheckpoint(*best), scorer_of(trainer))
     assert trainer.state.global_step == 0
-
-
-class AddsOurs(TrainerCallback):
-    """Adds callbacks to a trainer that is complete, as a plugin of ms-swift 4.6 does."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-
-    def on_init_end(self, *_: Any, **__: Any) -> None:
-        self.trainer.add_callback(scorer_of(self.trainer))
-        self.trainer.add_callback(RewardCheckpoint("score/a"))
-
-
-class Swift(Trainer):
-    """Makes its callbacks before it is complete, and has vLLM, but not TRL's."""
-
-    use_vllm = True
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        for callback in (GenerationScorer, BeforeAfter):
-            with pytest.raises(ValueError, match="still in its __init__"):
-                callback(self, {"a": len}, ["ab"])
-        super().__init__(*arguments, callbacks=[AddsOurs(self)], **settings)
-
-
-def test_callbacks_of_a_trainer_that_makes_them_itself(
-    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer_runs, "Trainer", Swift)
-    trainer = make_trainer(**SAVING)
-    trainer.train()
-    assert len([row for row in trainer.state.log_history if "eval_score/a" in row]) == 4
-    assert trainer.state.best_model_checkpoint == f"{trainer.args.output_dir}/checkpoint-1"
 
 
 @pytest.mark.parametrize(

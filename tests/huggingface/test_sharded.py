@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,7 +70,8 @@ def test_zero3_is_gathered_by_trl(make_trainer, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("trl.models.unwrap_model_for_generation", unwrap)
     monkeypatch.setattr(type(trainer.model), "generate", noting)
-    monkeypatch.setattr(TrainerGenerator, "_is_zero3", True)
+    state = type(trainer.accelerator.state)
+    monkeypatch.setattr(state, "deepspeed_plugin", SimpleNamespace(zero_stage=3))
     prompts = Samples(["ab"]).as_prompts()
     generator = TrainerGenerator(trainer, prompts, {"max_new_tokens": 1})
     assert len(generator.generate(prompts, 1, 0)) == 1
