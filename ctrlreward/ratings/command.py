@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
 from math import isnan, nan
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +17,13 @@ from ctrlreward.failures import rows_named
 from ctrlreward.files import check_writable, json_text, write_whole
 from ctrlreward.preferences.accuracy import preferences
 from ctrlreward.ratings.agreement import fleiss_kappa, krippendorff_alpha
-from ctrlreward.ratings.rated_files import CTC_ASPECTS, Rated, read_rated, text_column
+from ctrlreward.ratings.rated_files import CTC_ASPECTS, read_rated, text_column
 from ctrlreward.ratings.report import report_correlations
 from ctrlreward.samples import JSON_KEYS
 from ctrlreward.scorers import Scorer
 from ctrlreward.scorers.components import name_components
 from ctrlreward.scorers.parts import samples_log, score_parts
-from ctrlreward.tables.columns import explained_columns, number_column
+from ctrlreward.tables.columns import Columns, explained_columns, number_column
 from ctrlreward.tables.rows import Row, check_suffix, encode_rows, read_placed
 
 _COMMAND = "ctrlreward meta-eval"
@@ -47,7 +46,6 @@ _SCORERS = {"ctrleval": "CTRLEval", "ctc": "Alignment", "li2018": "Alignment"}
 # Options that take lists of words, and the others that are not a scorer's.
 _LISTS = ("--ratings", "--scorers", "--names", "--metrics")
 _OTHERS = "--help --columns --cluster --system --output --scores --resamples --seed"
-_SKIPPED: set[str | int] = {"file", "log", "texts"}  # arguments that are no options
 
 
 def run(arguments: list[str]) -> None:
@@ -64,39 +62,30 @@ def run(arguments: list[str]) -> None:
     if kind in _SCORERS:
         purpose += f". Other options are those of {_SCORERS[kind]}: --scorers.help {_SCORERS[kind]}"
     parser = command_parser(f"{_COMMAND} {kind}", "FILE [options]", purpose, [examples[kind]])
-    own: dict[str, list[Callable[..., Any]]] = {"preferences": [preferences], "raters": [raters]}
-    for function in own.get(kind, [read_rated, rated]):
-        parser.add_function_arguments(function, as_group=False, as_positional=True, skip=_SKIPPED)
+    own: Mapping[str, Callable[..., None]] = {"preferences": preferences, "raters": raters}
+    function = own.get(kind, rated)
+    options: Any = {"as_group": False, "as_positional": True}
+    parser.add_function_arguments(function, **options, skip={"log"})
     words = _words(kind, arguments[1:])
-    scored = any(word.startswith("--scorers") for word in words)
-    if any(word.startswith("--scorers.help") for word in words):
-        import_scorers(words)
-        parser.parse_args(words)
-    # Files and other options are checked before torch is imported, which takes seconds.
-    others = [word for word in words if not word.startswith("--scorers")]
-    options = parser.instantiate(parser.parse_args(others)).as_dict()
-    with user_errors():
-        if kind == "raters":
-            return raters(**options)
-        if kind == "preferences":
-            read_placed(options["data"])
-        else:
-            read = {n: options[n] for n in signature(read_rated).parameters if n in options}
-            file = read_rated(**read, texts=scored)
-            _check_outputs(options)
-    if kind == "ctc" and not any(word.startswith("--scorers.aspects") for word in words):
-        aspects = [CTC_ASPECTS[rating] for rating in file.ratings if rating in CTC_ASPECTS]
-        words.append(f"--scorers.aspects={json.dumps(aspects)}")
+    if not any(word.startswith("--scorers.help") for word in words):
+        # Other options and the file are checked before torch is imported, which takes seconds.
+        others = parser.parse_args([word for word in words if not word.startswith("--scorers")])
+        with user_errors():
+            if kind == "ctc" and not any(word.startswith("--scorers.aspects") for word in words):
+                ratings = read_rated(Path(others.data)).ratings
+                aspects = [CTC_ASPECTS[name] for name in ratings if name in CTC_ASPECTS]
+                words.append(f"--scorers.aspects={json.dumps(aspects)}")
+            elif kind in _SCORERS:
+                read_rated(Path(others.data))
+            else:
+                read_placed(others.data)
     with user_errors():
         import_scorers(words)
     config = parser.parse_args(words)
-    log = _log_path(config, parser.dump(config, format="json"))
+    log = None if kind == "raters" else _log_path(config, parser.dump(config, format="json"))
     with user_errors(lambda: log is not None and log.exists()):
-        options = parser.instantiate(config).as_dict()
-        if kind == "preferences":
-            preferences(**options, log=log)
-        else:
-            rated(file, log=log, **{n: value for n, value in options.items() if n not in read})
+        chosen = parser.instantiate(config).as_dict()
+        function(**chosen, **({"log": log} if log else {}))
         if log:
             log.unlink(missing_ok=True)
 
@@ -113,18 +102,6 @@ def _words(kind: str, arguments: Sequence[str]) -> list[str]:
     return gather_words(words, _LISTS)
 
 
-def _check_outputs(options: Mapping[str, Any]) -> None:
-    """Raise for files that can't be written, and numbers out of range."""
-    positive("resamples", options["resamples"])
-    not_negative("seed", options["seed"])
-    check_ending("output", options["output"], ".json")
-    if options["scores"] is not None:
-        check_suffix(options["scores"])
-    for path in (options["output"], options["scores"]):
-        if path is not None:
-            check_writable(path)
-
-
 def _log_path(config: Any, options: str) -> Path | None:
     """Return the file of the scores of these options, None where it can't be written."""
     data, output = Path(config.data), config.get("scores") or config.get("output")
@@ -134,7 +111,11 @@ def _log_path(config: Any, options: str) -> Path | None:
 
 
 def rated(
-    file: Rated,
+    data: Path,
+    ratings: Sequence[str] = (),
+    columns: Columns = Columns(),  # noqa: B008 — it is frozen
+    cluster: str | None = None,
+    system: str | None = None,
     scorers: Sequence[Scorer] = (),
     names: list[str] | None = None,
     metrics: Sequence[str] = (),
@@ -147,7 +128,12 @@ def rated(
     """Score a rated file, print the correlations, and write the requested files.
 
     Args:
-        file: The rated file.
+        data: A .jsonl, .csv or .parquet file, or a file as published.
+        ratings: Columns of the ratings: `--ratings fluency overall`. A published file has its own.
+        columns: Column names of the file; null ignores a column (`--columns.prefix=null`).
+        cluster: Column that related rows share, such as a prefix or document; the bootstrap draws
+            clusters.
+        system: Column of the system that wrote each text, for correlations at system level.
         scorers: The scorers and their options, as in `ctrlreward score`.
         names: One name per scorer, which prefixes the names of its scores (`small.coherence`).
         metrics: Columns of scores that the file already has, for example from `ctrlreward score`.
@@ -161,6 +147,14 @@ def rated(
         raise ValueError("--scorers, --metrics (columns of the file) or both are needed")
     if scores and not scorers:
         raise ValueError("--scores needs --scorers: the file already has its --metrics")
+    positive("resamples", resamples)
+    not_negative("seed", seed)
+    check_ending("output", output, ".json")
+    if scores is not None:
+        check_suffix(scores)
+    for path in filter(None, (output, scores)):
+        check_writable(path)
+    file = read_rated(data, ratings, columns, cluster, system, texts=bool(scorers))
     values = {name: number_column(file.rows, name, file.places) for name in metrics}
     components = {}
     with explained_columns(list(file.rows[0])), rows_named(file.places):
@@ -171,11 +165,12 @@ def rated(
                 raise ValueError(f"{', '.join(both)} is both a column and a score. Pass --names.")
             values |= score_parts(components, file.samples, kept, file.places)
     if scores is not None:
-        rows: list[Row] = [{} for _ in file.places]
-        for name, column in file.samples.columns().items():
-            for row, cell in zip(rows, column, strict=True):
-                row[JSON_KEYS[name]] = cell
-        numbers = {f"rating/{name}": ratings for name, ratings in file.ratings.items()}
+        texts = file.samples.columns()
+        keys = [JSON_KEYS[name] for name in texts]
+        rows: list[Row] = [
+            dict(zip(keys, cells, strict=True)) for cells in zip(*texts.values(), strict=True)
+        ]
+        numbers = {f"rating/{name}": column for name, column in file.ratings.items()}
         numbers |= {f"score/{name}": values[name] for name in components}
         write_whole(scores, encode_rows(scores.suffix, rows, numbers))
     specs = {name: component.spec for name, component in components.items()}

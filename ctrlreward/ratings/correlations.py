@@ -84,29 +84,28 @@ def rating_correlations(
     valid = ~(np.isnan(x) | np.isnan(y))
     if systems is not None:
         valid &= np.array([system is not None for system in systems], dtype=bool)
-    rows, failed = np.flatnonzero(valid).tolist(), int((~valid).sum())
+    rows = np.flatnonzero(valid).tolist()
     x, y = x[rows], y[rows]
     members = cluster_numbers([i if clusters is None else clusters[i] for i in rows])
     places = cluster_numbers([i if systems is None else systems[i] for i in rows])
     n, unit = len(set(places.tolist())), "row" if systems is None else "system"
 
-    def points(side: Floats, weights: Floats) -> Floats:
-        """Return the rows as often as drawn, or the means of the systems, NaN without a row."""
+    def correlated(weights: Floats) -> dict[str, float]:
+        """Correlate the rows as often as drawn, or the means of the systems, NaN without a row."""
         if systems is None:
-            return np.repeat(side, weights.astype(np.int64))
-        with np.errstate(invalid="ignore"):
-            means = np.bincount(places, weights * side, n) / np.bincount(places, weights, n)
-        return np.array([float(f"{mean:.12g}") for mean in means])
+            drawn = weights.astype(np.int64)
+            return correlate(np.repeat(x, drawn), np.repeat(y, drawn))
+        sizes = np.bincount(places, weights, n)
+        if not sizes.all():
+            return _UNDEFINED
+        means = [np.bincount(places, weights * side, n) / sizes for side in (x, y)]
+        return correlate(*(np.array([float(f"{mean:.12g}") for mean in side]) for side in means))
 
     def statistics(draws: Floats) -> dict[str, Floats]:
-        found = []
-        for weights in draws:
-            of_x, of_y = points(x, weights), points(y, weights)
-            found.append(_UNDEFINED if np.isnan(of_x).any() else correlate(of_x, of_y))
+        found = [correlated(weights) for weights in draws]
         return {name: np.array([each[name] for each in found]) for name in STATISTICS}
 
-    ones = np.ones(len(rows))
-    values = correlate(points(x, ones), points(y, ones))
+    values = correlated(np.ones(len(rows)))
     note = ""
     if np.isnan(values["pearson"]):
         note = f"a correlation takes 3 {unit}s that differ in score and rating, got {n}"
@@ -115,10 +114,9 @@ def rating_correlations(
     elif not members.any():
         note = "all rows belong to one cluster: no intervals"
     if note:
-        nan = float("nan")
-        estimates = {name: Estimate(value, nan, nan) for name, value in values.items()}
+        estimates = {name: Estimate(value, np.nan, np.nan) for name, value in values.items()}
     else:
         estimates = bootstrap(statistics, members, 0.95, resamples, seed)
         if np.isnan(estimates["pearson"].low):
             note = "no draw has a correlation: no intervals"
-    return RatingCorrelations(n, failed, estimates, note)
+    return RatingCorrelations(n, int((~valid).sum()), estimates, note)

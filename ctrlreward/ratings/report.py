@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
 
-from ctrlreward.command_line.terminal import direction_arrow, number_table, plain_console
-from ctrlreward.files import finite_or_none
-from ctrlreward.ratings.correlations import STATISTICS, RatingCorrelations, rating_correlations
+from ctrlreward.command_line.terminal import direction_arrow, printable
+from ctrlreward.ratings.correlations import STATISTICS, rating_correlations
 from ctrlreward.ratings.rated_files import Rated
 from ctrlreward.scorers.base import Scores, ScoreSpec
 
@@ -23,7 +20,7 @@ def report_correlations(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Correlate every score with every rating, print a table per level, and return JSON values.
+    """Correlate every score with every rating, print a table per level, and return the figures.
 
     The sample level is over rows. The system level is over the means of systems, where the file
     names three or more.
@@ -47,15 +44,14 @@ def report_correlations(
                 found = rating_correlations(
                     values, ratings, rated.clusters, systems, resamples, seed
                 )
-                record = {"score": score, "rating": rating, "level": level, "n": found.n}
-                record |= {"failed": found.failed, "note": found.note}
-                for name, estimate in found.estimates.items():
-                    ends = estimate._asdict().items()
-                    record[name] = {end: finite_or_none(value) for end, value in ends}
-                records.append(record)
-                lines.append(_cells(f"{score}{arrow}\n  with {rating}", found))
-        title = f"{rated.file}, {level} level"
-        print_table(title, ["score, rating", f"{level}s", *STATISTICS.values()], lines)
+                named = {"score": score, "rating": rating, "level": level}
+                about = {"n": found.n, "failed": found.failed, "note": found.note}
+                records.append({**named, **about, **found.estimates})
+                label = f"{score}{arrow}, {rating}{': ' if found.note else ''}{found.note}"
+                cells = [cell(*estimate) for estimate in found.estimates.values()]
+                lines.append([label, str(found.n), str(found.failed), *cells])
+        headings = ["score, rating", f"{level}s", "failed", *STATISTICS.values()]
+        print_table(f"{rated.file}, {level} level", headings, lines)
     clusters = len(set(rated.clusters)) if rated.clusters else None
     drawn = f"the {clusters} clusters of rows" if clusters else "the rows"
     print(f"Intervals: 95 %, percentile bootstrap over {drawn}.")
@@ -65,20 +61,29 @@ def report_correlations(
     return {"file": rated.file, "clusters": clusters, **settings, "correlations": records}
 
 
-def print_table(
-    title: str, headings: Sequence[str], lines: Sequence[Sequence[str]], names: int = 1
-) -> None:
-    """Print a table as wide as the terminal, with `names` columns on the left."""
-    options: dict[str, Any] = {"title": title, "title_justify": "left", "box": box.SIMPLE}
-    table = number_table(headings[:names], headings[names:], **options)
-    for line in lines:
-        table.add_row(*line)
-    plain_console(None if sys.stdout.isatty() else 100).print(table)
+def cell(value: float | None, low: float = np.nan, high: float = np.nan) -> str:
+    """Return a correlation, and its interval if there is one, as a cell of a table.
+
+    Examples:
+        >>> cell(0.51, 0.4, 0.6), cell(float("nan"))
+        ('0.5100 (0.40 to 0.60)', '–')
+    """
+    if value is None or np.isnan(value):
+        return "–"
+    return f"{value:.4f}" + ("" if np.isnan(low) else f" ({low:.2f} to {high:.2f})")
 
 
-def _cells(name: str, found: RatingCorrelations) -> list[str]:
-    cells = [f"{name}\n  {found.note}".rstrip(), f"{found.n}\n{found.failed} failed"]
-    for value, low, high in found.estimates.values():
-        interval = "–" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
-        cells.append("–" if np.isnan(value) else f"{value:.4f}\n{interval}")
-    return cells
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a title and a table."""
+    print(printable(f"\n{title}\n\n{markdown_table(header, rows)}\n"))
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table; all columns but the first are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    rule = [":".ljust(widths[0], "-"), *(":".rjust(width, "-") for width in widths[1:])]
+    lines = []
+    for first, *others in (header, rule, *rows):
+        right = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
+        lines.append(" | ".join([first.ljust(widths[0]), *right]))
+    return "\n".join(f"| {line} |" for line in lines)

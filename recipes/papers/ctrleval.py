@@ -22,14 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 import ctrlreward
-from ctrlreward.files import finite_or_none, json_text, write_whole
+from ctrlreward.files import json_text, write_whole
 from ctrlreward.functional.ctrleval import weighted_mean
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.plots import finish_panel, new_figure, save_figure
-from ctrlreward.progress import track
 from ctrlreward.ratings.correlations import STATISTICS, correlate
 from ctrlreward.ratings.rated_files import Rated, read_rated
-from ctrlreward.ratings.report import print_table, report_correlations
+from ctrlreward.ratings.report import cell, print_table, report_correlations
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
@@ -46,6 +45,7 @@ LEVELS = 4  # of quality, in Figure 3
 Evaluators: TypeAlias = tuple[Scores, Scores]
 Fold: TypeAlias = Callable[[Scores, Scores], float]
 Row: TypeAlias = dict[str, Any]
+Pair: TypeAlias = tuple[str, str, Scores]  # rating, score, values
 
 # Table 5: scores of a text's evaluators, and their weights β → its score.
 FOLDS: Mapping[str, Fold] = {
@@ -68,22 +68,10 @@ def published(file: str) -> Iterator[tuple[str, str, dict[tuple[str, str], float
             yield model, head[3], {key: float(cell) for key, cell in columns if cell != "-"}
 
 
-def explain(scorer: CTRLEval, samples: Samples, rows: int = 32) -> list[dict[str, Explanation]]:
-    """Return the explanation of each text by aspect, a few rows at a time."""
-    explained: list[dict[str, Explanation]] = []
-    with track("scoring", len(samples)) as progress:
-        for start in range(0, len(samples), rows):
-            part = samples[range(start, min(start + rows, len(samples)))]
-            with progress.part(len(part)):
-                explained += scorer.explain(part)
-    return explained
-
-
 def evaluators_of(explained: Sequence[Mapping[str, Explanation]], aspect: str) -> list[Evaluators]:
     """Return scores and weights of each text's evaluators of an aspect."""
     rows = ([(e.score, e.weight) for e in each[aspect].evaluators] for each in explained)
-    tables = (np.array(row).reshape(-1, 2) for row in rows)
-    return [(table[:, 0], table[:, 1]) for table in tables]
+    return [(table[:, 0], table[:, 1]) for table in (np.array(row).reshape(-1, 2) for row in rows)]
 
 
 def folded(texts: Sequence[Evaluators], fold: Fold) -> Scores:
@@ -109,30 +97,28 @@ def table_5(file: Rated, evaluators: Mapping[str, Sequence[Evaluators]]) -> list
         model = "CTRLEval PEGASUS-568M" + ("" if name == "beta" else f" weights={name}")
         for aspect, texts in evaluators.items():
             row = {"weights": name, "score": aspect, "published": theirs[model][aspect, "pearson"]}
-            rows.append(row | _measured(folded(texts, fold), file.ratings[aspect]))
+            rows.append(row | correlate(folded(texts, fold), file.ratings[aspect]))
     return rows
 
 
-def figure_2(file: Rated, scores: Mapping[str, Mapping[str, Scores]]) -> list[Row]:
+def figure_2(file: Rated, pairs: Sequence[Pair]) -> list[Row]:
     """Correlate the scores of each rating with it on the texts of each system."""
     rows = []
-    for rating, score, values in _pairs(scores):
+    for rating, score, values in pairs:
         for system in dict.fromkeys(file.systems or ()):
             chosen = np.array(file.systems) == system
             row = {"score": score, "rating": rating, "system": system}
-            rows.append(row | _measured(values[chosen], file.ratings[rating][chosen]))
+            rows.append(row | correlate(values[chosen], file.ratings[rating][chosen]))
     return rows
 
 
-def figure_3(
-    file: Rated, scores: Mapping[str, Mapping[str, Scores]], draws: int, seed: int
-) -> list[Row]:
+def figure_3(file: Rated, pairs: Sequence[Pair], draws: int, seed: int) -> list[Row]:
     """Correlate the scores of each rating with it on texts biased to a level of quality.
 
     `texts` is the mean number of texts of a draw, `counts` that from each level.
     """
     rows = []
-    for rating, score, values in _pairs(scores):
+    for rating, score, values in pairs:
         ratings = file.ratings[rating]
         levels = quality_levels(ratings)
         for level in range(1, LEVELS + 1):
@@ -184,11 +170,11 @@ def biased_sample(levels: npt.NDArray[np.int64], favoured: int, seed: int) -> np
 
 def draw(record: Mapping[str, Any], explanation: Explanation, path: Path) -> None:
     """Draw Figures 2 to 4, a row of panels each, and the evaluators of one text (Figure 5)."""
-    studies = [name for name in ("figure_2", "figure_3", "figure_4") if name in record]
+    studies = {"figure_2": "system", "figure_3": "level", "figure_4": "evaluators"}
+    studies = {study: x for study, x in studies.items() if study in record}
     figure = new_figure(11, 3 * len(studies) + 4)
     grid = figure.add_gridspec(len(studies) + 1, 3)
-    for place, study in enumerate(studies):
-        x = {"figure_2": "system", "figure_3": "level", "figure_4": "evaluators"}[study]
+    for place, (study, x) in enumerate(studies.items()):
         rows = [{"rating": RELEVANCE, "score": RELEVANCE, **row} for row in record[study]]
         for column, rating in enumerate(dict.fromkeys(row["rating"] for row in rows)):
             panel = figure.add_subplot(grid[place, column])
@@ -232,7 +218,7 @@ def main(arguments: Sequence[str]) -> None:
         file = replace(file, systems=take_turns(given.systems, file.samples))
     iwf = None if given.iwf is None else local_file(given.iwf)
     scorer = CTRLEval(given.model, given.task, iwf=iwf, weights="beta")
-    explained = explain(scorer, file.samples)
+    explained = scorer.explain(file.samples)
     evaluators = {aspect: evaluators_of(explained, aspect) for aspect in ASPECTS}
     scores = {aspect: folded(texts, weighted_mean) for aspect, texts in evaluators.items()}
     relevance = evaluators[RELEVANCE]
@@ -256,22 +242,22 @@ def main(arguments: Sequence[str]) -> None:
         print_table(f"{aspect}: the paper's figures", ["model", *STATISTICS.values()], lines)
 
     better = {name: others[name] for name in others if specs[name].higher_is_better}
-    compared = {aspect: {aspect: scores[aspect], **better} for aspect in ASPECTS}
+    pairs = [(a, name, v) for a in ASPECTS for name, v in {a: scores[a], **better}.items()]
     names = ["rating", "score"]
     record["table_5"] = table_5(file, evaluators)
     _print("Table 5 (data_topic.txt in the paper)", record["table_5"], ["weights"], "score")
     if given.systems:
-        record["figure_2"] = figure_2(file, compared)
+        record["figure_2"] = figure_2(file, pairs)
         _print("Figure 2: by system", record["figure_2"], names, "system")
         print("The file names no systems: they are inferred from the order of its rows.")
-    record["figure_3"] = figure_3(file, compared, given.draws, given.seed)
+    record["figure_3"] = figure_3(file, pairs, given.draws, given.seed)
     _print("Figure 3: by favoured level", record["figure_3"], names, "level")
     own = [row for row in record["figure_3"] if row["score"] == row["rating"]]
     _print("Figure 3: texts", own, ["rating"], "level", shown="texts")
     ratings = file.ratings[RELEVANCE]
     counts = figure_4(ratings, relevance, scorer.task, given.draws, given.seed)
     record["figure_4"] = counts
-    record["baselines"] = {name: _measured(values, ratings) for name, values in better.items()}
+    record["baselines"] = {name: correlate(values, ratings) for name, values in better.items()}
     rows = {str(r["evaluators"]): r for r in counts if r["evaluators"].bit_count() == 1}
     rows |= {str(len(counts)): counts[-1], **record["baselines"]}
     lines = [[k, *(_cell(row[name]) for name in STATISTICS)] for k, row in rows.items()]
@@ -284,24 +270,13 @@ def main(arguments: Sequence[str]) -> None:
         draw(record, example, given.figure)
 
 
-def _pairs(scores: Mapping[str, Mapping[str, Scores]]) -> Iterator[tuple[str, str, Scores]]:
-    for rating, of_rating in scores.items():
-        for score, values in of_rating.items():
-            yield rating, score, values
-
-
-def _measured(scores: Scores, ratings: Scores) -> Row:
-    return {name: finite_or_none(value) for name, value in correlate(scores, ratings).items()}
-
-
 def _over_draws(pairs: Sequence[tuple[Scores, Scores]]) -> Row:
     """Return mean and standard deviation (divisor n) of each statistic where it is defined."""
     drawn = [correlate(*pair) for pair in pairs]
     result = {}
     for name in STATISTICS:
         values = [row[name] for row in drawn if not np.isnan(row[name])] or [np.nan]
-        ends = {"mean": np.mean(values), "deviation": np.std(values)}
-        result[name] = {end: finite_or_none(value) for end, value in ends.items()}
+        result[name] = {"mean": np.mean(values), "deviation": np.std(values)}
     return result
 
 
@@ -315,13 +290,13 @@ def _print(
         beside = f" ({_cell(row['published'])})" if "published" in row else ""
         lines.setdefault(key, [*key]).append(_cell(row[shown]) + beside)
     columns = dict.fromkeys(str(row[across]) for row in rows)
-    print_table(title, [*names, *columns], [*lines.values()], len(names))
+    print_table(title, [*names, *columns], [*lines.values()])
 
 
 def _cell(value: float | dict[str, float] | None) -> str:
     if isinstance(value, dict):
-        return "–" if value["mean"] is None else f"{value['mean']:.3f} ± {value['deviation']:.3f}"
-    return "–" if value is None else f"{value:.4f}"
+        return "–" if np.isnan(value["mean"]) else f"{value['mean']:.3f} ± {value['deviation']:.3f}"
+    return cell(value)
 
 
 if __name__ == "__main__":

@@ -101,13 +101,11 @@ def test_correlations_equal_those_of_scipy(mine: Mine, capsys: pytest.CaptureFix
         value = measure(lengths, good).statistic
         assert sample[name]["value"] == pytest.approx(value)
         assert sample[name]["low"] <= value <= sample[name]["high"]
-        assert f"{value:.4f}" in printed
-        assert f"{sample[name]['low']:.2f} to {sample[name]['high']:.2f}" in printed
+        assert f"{value:.4f} ({sample[name]['low']:.2f} to {sample[name]['high']:.2f})" in printed
         assert rows["length", "short", "sample"][name]["value"] == pytest.approx(-value)
         between = rows["length", "good", "system"][name]["value"]
         assert between == pytest.approx(measure(*means).statistic)
     assert "length ↑" in printed
-    assert "bootstrap over the 4 clusters of rows" in printed
 
 
 def test_written_scores_can_be_evaluated_again(mine: Mine) -> None:
@@ -122,26 +120,13 @@ def test_written_scores_can_be_evaluated_again(mine: Mine) -> None:
     assert second["kendall"]["value"] == pytest.approx(first["kendall"]["value"])
 
 
-def test_scores_are_kept_when_the_statistics_fail(
-    mine: Mine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> None:
-        raise RuntimeError("no statistics")
-
-    monkeypatch.setattr("ctrlreward.ratings.command.report_correlations", broken)
-    with pytest.raises(RuntimeError, match="no statistics"):
-        main([*COMMAND, "--scorers+=stubs.Length", "--scores=rows.jsonl"])
-    assert len(read_rows(Path("rows.jsonl"))) == len(MINE)
-
-
 def test_existing_metrics_need_no_texts(fails: Callable[..., str]) -> None:
     Path("mine.csv").write_text("m,good\n1,2\n2,1\n3,5\n5,6\n")
     command = ["rated", "mine.csv", "--ratings=[good]", "--metrics=[m]"]
     main(["meta-eval", *command, "--output=found.json"])
     row = rows_of("found.json")["m", "good", "sample"]
     assert row["kendall"]["value"] == pytest.approx(stats.kendalltau([1, 2, 3, 5], [2, 1, 5, 6])[0])
-    error = fails(*command, "--scores=rows.csv")
-    assert "--scores needs --scorers: the file already has its --metrics" in error
+    assert "--scorers" in fails(*command, "--scores=rows.csv")
 
 
 @pytest.mark.parametrize("nothing", [None, "", "absent"])
@@ -158,15 +143,6 @@ def test_rows_without_a_system_are_left_out_and_without_a_cluster_raise(
     assert rows_of("found.json")["length", "good", "system"]["n"] == 3
     error = fails(*COMMAND[1:5], "--scorers+=stubs.Length", "--cluster=by")
     assert "mine.jsonl:4" in error
-
-
-def test_a_score_that_always_fails_has_a_note(
-    mine: Mine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main([*COMMAND, "--scorers+=stubs.Length", "--scorers.sign=0", "--output=found.json"])
-    row = rows_of("found.json")["length", "good", "sample"]
-    assert row["kendall"] == {"value": None, "low": None, "high": None}
-    assert row["note"]
 
 
 # Published formats
@@ -223,11 +199,8 @@ for line in sys.stdin.read().splitlines():
 
 def test_mistakes_are_found_before_torch_is_imported(mine: Mine) -> None:
     lines = """rated none.jsonl --ratings good --scorers Perplexity
-rated mine.jsonl --ratings absent --scorers Perplexity
-rated mine.jsonl --ratings good --scorers Perplexity --columns.text=output --scores out.xls
 rated mine.jsonl --ratings good --scorers Perplexitie --columns.text=output
 ctrleval none.txt
-ctc mine.jsonl --method embedding
 preferences none.jsonl --scorers Perplexity"""
     given = {"input": lines, "capture_output": True, "text": True}
     ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=False, **given)

@@ -6,16 +6,14 @@ is a plain transformers model, which `Alignment` loads.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from itertools import chain, compress
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.nn import ModuleList
@@ -31,7 +29,7 @@ from transformers import (
 )
 
 from ctrlreward.arguments import one_of
-from ctrlreward.files import whole_folder
+from ctrlreward.files import finite_or_none
 from ctrlreward.functional.alignment import content_tokens
 from ctrlreward.models.aligner import ALIGNED, unit_logits
 from ctrlreward.models.encoder import drop_layers
@@ -43,13 +41,14 @@ from ctrlreward.models.tokenization import max_tokens
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.ratings.correlations import STATISTICS, correlate
 from ctrlreward.ratings.rated_files import CTC_ASPECTS, read_rated
-from ctrlreward.recipes.papers.ctc.pairs import AlignmentPair
+from ctrlreward.recipes.papers.ctc.pairs import AlignmentData, AlignmentPair
+from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer
 from ctrlreward.scorers.alignment import Alignment
 
 NO_LABEL = -1  # of a word that the loss and the metrics leave out
 
 
-class AlignerTrainer(pl.LightningModule):
+class AlignerTrainer(ModelTrainer[AlignmentData]):
     """Base of both trainers: AdamW on batches of pairs, the best model kept in a folder.
 
     In a pair that is longer than the encoder reads, the end of b is cut off.
@@ -57,9 +56,7 @@ class AlignerTrainer(pl.LightningModule):
     Args:
         encoder: Pretrained encoder to fine-tune: local folder, hub id or short name.
         folder: Folder of the trained model, or a name in `models.sources.TRAINED_NAMES`, whose
-            folder is in the cache. It is written after each validation of a fit that is the best so
-            far, or at the end of a fit without validations. A folder with a model is replaced; a
-            folder with other files is an error.
+            folder is in the cache. The model of the best validation is written at the end.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
             the steps and before linear decay to 0.
         layers: Number of the encoder's layers to keep, from the first; None keeps all.
@@ -70,13 +67,11 @@ class AlignerTrainer(pl.LightningModule):
             uses `ENGLISH_STOP_WORDS`.
     """
 
-    # Of a subclass: the metric that selects the model, with 1 if higher is better; its functions of
-    # a folder, to the encoder with a new head; of nothing, to the metrics of a validation; and of
-    # encoded pairs, pairs and padded inputs, to the mean loss of a batch.
-    selected_by: ClassVar[tuple[str, int]]
-    with_head: Callable[[str], PreTrainedModel]
-    new_metrics: Callable[[], MetricCollection]
-    loss: Callable[[list[EncodedPair], list[AlignmentPair], dict[str, Tensor]], Tensor]
+    # Of a subclass: the metric that selects the model, and its mode; the class of the model, and
+    # its head.
+    selected_by: ClassVar[tuple[str, Literal["min", "max"]]]
+    auto_class: ClassVar[Any]
+    head: ClassVar[dict[str, Any]]
 
     # Set by configure_model.
     model: PreTrainedModel
@@ -92,18 +87,29 @@ class AlignerTrainer(pl.LightningModule):
         target: Literal["mean", "sum"] = "mean",
         stop_words: str | list[str] | None = None,
     ) -> None:
-        super().__init__()
-        self.encoder, self.folder = encoder, folder
+        super().__init__(str(trained_folder(folder)) if folder in TRAINED_NAMES else folder)
+        self.encoder = encoder
         self.learning_rate, self.layers, self.frozen_layers = learning_rate, layers, frozen_layers
         self.target, self.stop_words = target, read_stop_words(stop_words)
-        self.best: float | None = None  # None before the first validation
+
+    def new_metrics(self) -> MetricCollection:
+        """Return the metrics of a validation."""
+        raise NotImplementedError
+
+    def loss(
+        self, encoded: list[EncodedPair], batch: list[AlignmentPair], inputs: dict[str, Tensor]
+    ) -> Tensor:
+        """Return the mean loss of encoded pairs, from pairs and padded inputs."""
+        raise NotImplementedError
 
     def configure_model(self) -> None:
         """Load the encoder once; Lightning calls this before each fit and each validation."""
         if "model" in dict(self.named_children()):
             return
         self.tokenizer = load_tokenizer(self.encoder)
-        self.model = self.with_head(resolve(self.encoder)).train()  # loaded in eval mode
+        safe = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
+        location = resolve(self.encoder)
+        self.model = self.auto_class.from_pretrained(location, **self.head, **safe).train()
         config = self.model.config
         config.pad_token_id = self.tokenizer.pad_token_id  # which a decoder's head skips
         # A model that reads from left to right reads b first: a word sees nothing after it.
@@ -131,72 +137,43 @@ class AlignerTrainer(pl.LightningModule):
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Return one that keeps the model of the best validation."""
+        monitor, mode = self.selected_by
+        folder = Path(self.trainer.default_root_dir) / "checkpoints"
+        return [ModelCheckpoint(folder, monitor=monitor, mode=mode, save_weights_only=True)]
+
     def on_fit_start(self) -> None:
         """Raise before any training if the folder must not be replaced."""
-        self._checked_folder()
+        self.check_replaceable()
+
+    def write_model(self, folder: Path) -> dict[str, Any]:
+        """Write model and tokenizer; a ValueError if the training has diverged."""
+        if not all(weight.isfinite().all() for weight in self.parameters()):
+            raise ValueError(f"the training diverged: {self.folder} is not written")
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        best: Any = self.trainer.checkpoint_callback
+        return {self.selected_by[0]: finite_or_none(best.best_model_score)}
 
     def training_step(self, batch: list[AlignmentPair], batch_idx: int) -> Tensor:
         """Return the loss and log it as `train_loss`."""
-        loss = self._batch_loss(batch)
+        loss = self.batch_loss(batch)
         self.log("train_loss", loss, batch_size=len(batch))
         return loss
 
     def validation_step(self, batch: list[AlignmentPair], batch_idx: int) -> None:
         """Log `val_loss` and the metrics."""
-        loss = self._batch_loss(batch)
+        loss = self.batch_loss(batch)
         self.log_dict(self.metrics, batch_size=len(batch))
         self.log("val_loss", loss, prog_bar=True, batch_size=len(batch), sync_dist=True)
 
-    def on_validation_end(self) -> None:
-        """Write the folder if this is the best validation of the fit so far."""
-        if self.trainer.sanity_checking or self.trainer.state.fn != "fit":
-            return
-        if self.best is None:
-            self.best = -math.inf
-        name, sign = self.selected_by
-        metrics = self.trainer.callback_metrics
-        value = sign * metrics[name].item()
-        # F1 is a number where the loss is not.
-        if math.isfinite(metrics["val_loss"].item()) and value > self.best:
-            self.best = value
-            self._save()
-
-    def on_fit_end(self) -> None:
-        """Write the folder if there was no validation; warn if none had a finite loss."""
-        if self.best is None:
-            self._save()
-        elif math.isinf(self.best):
-            rank_zero_warn(f"no validation had a finite loss: {self.folder} was not written")
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the best value, so that a resumed run replaces the folder only by a better model."""
-        checkpoint["best_validation"] = self.best
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the best value."""
-        self.best = checkpoint["best_validation"]
-
-    def _batch_loss(self, batch: list[AlignmentPair]) -> Tensor:
+    def batch_loss(self, batch: list[AlignmentPair]) -> Tensor:
+        """Return the mean loss of pairs."""
         pairs = [(pair.a, pair.b) for pair in batch]
         encoded = encode_pairs(self.tokenizer, pairs, self.limit, "word", b_first=self.b_first)
         inputs = pad_pairs(encoded, self.tokenizer.pad_token_id or 0, self.device)
         return self.loss(encoded, batch, inputs)
-
-    def _save(self) -> None:
-        trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]  # set by name
-        if trial or not self.trainer.is_global_zero:
-            return
-        with whole_folder(self._checked_folder()) as folder:
-            self.model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-
-    def _checked_folder(self) -> Path:
-        trained = self.folder in TRAINED_NAMES
-        folder = trained_folder(self.folder) if trained else Path(self.folder).expanduser()
-        occupied = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-        if occupied and not (folder / "config.json").is_file():
-            raise ValueError(f"folder = {self.folder!r} has other files than a model's")
-        return folder
 
 
 class TokenAlignerTrainer(AlignerTrainer):
@@ -206,17 +183,16 @@ class TokenAlignerTrainer(AlignerTrainer):
     which selects the model, and `val_auc` (AUROC), both 0 to 1, higher is better.
     """
 
-    selected_by = ("val_f1_hallucinated", 1)
+    selected_by = ("val_f1_hallucinated", "max")
+    auto_class = AutoModelForTokenClassification
+    head: ClassVar = {
+        "id2label": {0: "hallucinated", 1: ALIGNED},
+        "label2id": {"hallucinated": 0, ALIGNED: 1},
+    }
 
     def new_metrics(self) -> MetricCollection:
         """Return F1 and AUROC of the probability that a word is hallucinated."""
         return MetricCollection({"val_f1_hallucinated": BinaryF1Score(), "val_auc": BinaryAUROC()})
-
-    def with_head(self, location: str) -> PreTrainedModel:
-        """Load the encoder with a new head of two labels."""
-        labels = {0: "hallucinated", 1: ALIGNED}
-        head = {"id2label": labels, "label2id": {label: i for i, label in labels.items()}}
-        return _load(AutoModelForTokenClassification, location, **head)
 
     def loss(
         self, encoded: list[EncodedPair], batch: list[AlignmentPair], inputs: dict[str, Tensor]
@@ -224,8 +200,8 @@ class TokenAlignerTrainer(AlignerTrainer):
         """Return the cross-entropy over the units of a."""
         logits = unit_logits(self.model, inputs, encoded)
         rows = map(alignment_labels, encoded, batch)
-        labels = torch.tensor(list(chain(*rows)), dtype=torch.long, device=logits.device)
-        logits, labels = logits[labels != NO_LABEL], labels[labels != NO_LABEL]
+        labels = torch.tensor([label for row in rows for label in row], device=logits.device)
+        logits, labels = logits[labels != NO_LABEL], labels[labels != NO_LABEL].long()
         if not self.training:
             self.metrics.update(logits.softmax(dim=-1)[:, 0], 1 - labels)
         return cross_entropy(logits.float(), labels) if len(labels) else logits.sum()
@@ -237,16 +213,13 @@ class RegressionAlignerTrainer(AlignerTrainer):
     Validation also logs `val_mse` (lower is better) and `val_pearson` (-1 to 1, higher is better).
     """
 
-    selected_by = ("val_loss", -1)
+    selected_by = ("val_loss", "min")
+    auto_class = AutoModelForSequenceClassification
+    head: ClassVar = {"num_labels": 1, "problem_type": "regression"}
 
     def new_metrics(self) -> MetricCollection:
         """Return the squared error and Pearson correlation of the predictions."""
         return MetricCollection({"val_mse": MeanSquaredError(), "val_pearson": PearsonCorrCoef()})
-
-    def with_head(self, location: str) -> PreTrainedModel:
-        """Load the encoder with a new head of one output."""
-        head = {"num_labels": 1, "problem_type": "regression"}
-        return _load(AutoModelForSequenceClassification, location, **head)
 
     def loss(
         self, encoded: list[EncodedPair], batch: list[AlignmentPair], inputs: dict[str, Tensor]
@@ -259,12 +232,12 @@ class RegressionAlignerTrainer(AlignerTrainer):
         return mse_loss(predictions, targets)
 
     def _target(self, encoded: EncodedPair, pair: AlignmentPair) -> float:
-        labels = alignment_labels(encoded, pair)
-        counted = [label != NO_LABEL for label in labels]
+        labels = torch.tensor(alignment_labels(encoded, pair))
+        counted = labels != NO_LABEL
         if self.target == "mean":
-            return sum(compress(labels, counted)) / max(1, sum(counted))
-        content = content_tokens(pair.a, encoded.spans, self.stop_words)
-        return float(sum(compress(labels, counted & content)))
+            return float(labels[counted].sum()) / max(1, int(counted.sum()))
+        content = torch.as_tensor(content_tokens(pair.a, encoded.spans, self.stop_words))
+        return float(labels[counted & content].sum())
 
 
 class RatedAgreement(pl.Callback):
@@ -291,14 +264,11 @@ class RatedAgreement(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Score the files with the current model, on rank 0, and log the correlations."""
-        if trainer.sanity_checking:
-            return
-        assert isinstance(pl_module, AlignerTrainer), type(pl_module)
-        rows = 2 if trainer.fast_dev_run else None  # type: ignore[attr-defined]
-        values = on_rank_zero(lambda: self._correlate(pl_module, rows))
-        pl_module.log_dict(values, batch_size=1, sync_dist=True)
+        if not trainer.sanity_checking:
+            values = on_rank_zero(lambda: self._correlate(pl_module))
+            pl_module.log_dict(values, batch_size=1, sync_dist=True)
 
-    def _correlate(self, trained: AlignerTrainer, rows: int | None) -> dict[str, float]:
+    def _correlate(self, trained: Any) -> dict[str, float]:
         regression = isinstance(trained, RegressionAlignerTrainer)
         found = {}
         with TemporaryDirectory() as folder:
@@ -310,9 +280,9 @@ class RatedAgreement(pl.Callback):
                 aspects: Any = [*judged]
                 method: Any = "regression" if regression else "discriminative"
                 scorer = Alignment(folder, aspects, method, self.stop_words)
-                scores = scorer.score(file.samples[:rows])
+                scores = scorer.score(file.samples)
                 for aspect, rating in judged.items():
-                    values = correlate(scores[aspect], file.ratings[rating][:rows])
+                    values = correlate(scores[aspect], file.ratings[rating])
                     found[f"agreement/{name}_{aspect}"] = values[self.statistic]
                 scorer.release()
         return found
@@ -343,8 +313,3 @@ def freeze_layers(model: PreTrainedModel, count: int) -> None:
     embeddings = getattr(model.base_model, "embeddings", model.get_input_embeddings())
     for module in [embeddings, *stack[:count]]:
         module.requires_grad_(False)
-
-
-def _load(auto_class: Any, location: str, **head: Any) -> PreTrainedModel:
-    safe = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
-    return auto_class.from_pretrained(location, **head, **safe)

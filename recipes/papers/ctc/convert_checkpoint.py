@@ -33,13 +33,9 @@ _QUOTES = {"“": '"', "”": '"', "’": "'", "‘": "'"}
 def convert(checkpoint: str, encoder: str, folder: str) -> None:
     """Write the folder of an aligner; a checkpoint with a `_classifier` is D, with a `dense` R.
 
-    Args:
-        checkpoint: File of ctc_score 0.1.3: the weights of `DiscriminativeAligner` or of
-            `BleurtModel`.
-        encoder: Model that the aligner was trained from, for its configuration and tokenizer, not
-            its weights: `FacebookAI/roberta-large` or `tals/albert-xlarge-vitaminc-mnli` for D,
-            `google-bert/bert-base-uncased` for R.
-        folder: New folder of the aligner.
+    `checkpoint` is a file of ctc_score 0.1.3, `encoder` the model that the aligner was trained
+    from, for its configuration and tokenizer: `FacebookAI/roberta-large` or
+    `tals/albert-xlarge-vitaminc-mnli` for D, `google-bert/bert-base-uncased` for R.
 
     Raises:
         ValueError: The weights do not match such an aligner with this encoder, or the

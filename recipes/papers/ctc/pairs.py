@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Generation
 from ctrlreward.arguments import one_of
 from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog
-from ctrlreward.models.batching import Ids, pad_rows, run_batched
+from ctrlreward.models.batching import Ids, run_batched
 from ctrlreward.models.loading import load_frozen, load_tokenizer
 from ctrlreward.models.sentences import split_sentences
 from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 Span = tuple[int, int]  # first character, and the one after the last
 Fillings = tuple[str, ...]
+_MIN_WORDS = 4  # of a text that pairs are made of
 Labels: TypeAlias = Literal["words", "fillings"]
 Kind: TypeAlias = Literal["transfer", "summary", "reference", "dialog", "dialog_fact"]
 
@@ -101,15 +102,10 @@ def mask_spans(
     return tuple(spans)
 
 
-def load_parser(language: str) -> Callable[[str], list[Span]] | None:
-    """Return a function from a text to its constituents by stanza; None without that package."""
-    try:
-        import stanza
-    except ImportError:
-        log.warning("stanza is not installed: runs of words are masked, not constituents")
-        return None
+def load_parser(language: str) -> Callable[[str], list[Span]]:
+    """Return a function from a text to its constituents by stanza, such as `"en"`."""
     options = {"processors": "tokenize,pos,constituency", "download_method": None}
-    pipeline = stanza.Pipeline(language, verbose=False, **options)
+    pipeline = import_extra("stanza", "parser").Pipeline(language, verbose=False, **options)
 
     def parse(text: str) -> list[Span]:
         spans: list[Span] = []
@@ -193,8 +189,7 @@ def refill(text: str, spans: Sequence[Span], fillings: Fillings) -> tuple[str, t
 def missing_words(text: str, spans: Sequence[Span], others: Sequence[str]) -> tuple[Span, ...]:
     """Return the spans of the words inside `spans` that the other text of each span lacks.
 
-    A filling may repeat a masked word. Whether b supports a word depends on the two texts, not on
-    how they were made, so such a word counts as aligned.
+    A filling may repeat a masked word, which then counts as aligned.
     """
     missing = []
     for (start, end), other in zip(spans, others, strict=True):
@@ -211,9 +206,8 @@ _LIGHT_WORDS = {"a", "an", "the", "very", "really", "so", "just", "also", "too",
 def edit_lightly(text: str, random_: random.Random) -> str:
     """Return a random variant of the text with the same meaning, for use without a paraphraser.
 
-    The two sides of a conjunction ("and", "but", a comma) are swapped with probability 0.5, and
-    each light word ("a", "the", "very") is dropped with probability 0.5. No word is replaced, so an
-    aligner knows only the synonyms that its encoder learned in pretraining.
+    The two sides of a conjunction ("and", "but", a comma) are swapped, and each light word ("a",
+    "the", "very") is dropped, with probability 0.5 each.
     """
     conjunctions = list(_CONJUNCTION.finditer(text))
     if conjunctions and random_.random() < 0.5:
@@ -248,8 +242,8 @@ def make_pairs(
         texts: The text, its context, its paraphrase and an unrelated context.
         spans: Masked spans of the paraphrase.
         fillings: One per span; None leaves out pairs 2 and 3.
-        labels: What is labelled in pair 2: the `"words"` of a filling, where the words that it
-            replaced are aligned, or the `"fillings"` as a whole, as in the paper.
+        labels: What is labelled in pair 2: the `"words"` of a filling that differ from those that
+            it replaced, or the `"fillings"` as a whole, as in the paper.
         extra_pairs: Whether to make the pairs that the paper lacks, all but 2.
     """
     text, context, paraphrase, unrelated = texts
@@ -318,28 +312,23 @@ KINDS: Mapping[Kind, tuple[tuple[str, ...], Example]] = {
 
 
 def sample_rows(
-    kind: Kind, files: Sequence[str], exclude: Sequence[str], count: int, min_words: int, seed: int
+    kind: Kind, files: Sequence[str], exclude: Sequence[str], count: int, seed: int
 ) -> list[tuple[str, ...]]:
     """Draw distinct rows from files: texts, or the values at the keys of the kind.
 
-    A row has `min_words` or more, and none of the texts of the excluded files. A ValueError if the
-    files contain fewer than `count` such rows, or a line is not a JSON record with the keys.
+    The first text of a row has four words or more, and none is in the excluded files. A ValueError
+    if there are fewer than `count` such rows.
     """
     keys, _ = KINDS[kind]
     if not keys:
-        texts = sample_texts(files, exclude, count, (min_words, None), seed)
+        texts = sample_texts(files, exclude, count, (_MIN_WORDS, None), seed)
         return [(text,) for text in texts]
     held_out = read_held_out(exclude)
     rows: dict[tuple[str, ...], None] = {}
     for line in read_lines(files):
-        try:
-            record = json.loads(line)
-            row = tuple("" + record[key] for key in keys)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise ValueError(
-                f"{line.strip()[:40]!r} must be a JSON record with a string for {', '.join(keys)}"
-            ) from None
-        enough = len(WORD.findall(row[0])) >= min_words
+        record = json.loads(line)
+        row = tuple(record[key] for key in keys)
+        enough = len(WORD.findall(row[0])) >= _MIN_WORDS
         if enough and not any(matching_key(value) in held_out for value in row):
             rows[row] = None
     if len(rows) < count:
@@ -368,8 +357,8 @@ def read_passages(
 ) -> list[list[str]]:
     """Return passages of running text, such as WikiText, as their sentences; none overlaps another.
 
-    A passage ends at the end of its paragraph, or at a number of `words` that is drawn for it. A
-    ValueError if the files contain fewer than `count`.
+    A passage ends at the end of its paragraph, or at a number of `words` that is drawn for it; a
+    ValueError if there are fewer than `count`.
     """
     random_ = random.Random(seed)
     passages: list[list[str]] = []
@@ -420,7 +409,7 @@ class PassagePairs:
     seed: int = 0
 
     def build(self) -> list[AlignmentPair]:
-        """Return the pairs; a ValueError, if the files contain fewer passages than `count`."""
+        """Return the pairs; a ValueError if the files contain fewer passages than `count`."""
         passages = read_passages(self.texts, self.words, self.count, self.seed)
         random_ = random.Random(self.seed)
         pool = unit_pool(chain.from_iterable(passages))
@@ -431,9 +420,9 @@ class PassagePairs:
     ) -> AlignmentPair:
         size = min(random_.randint(*self.sentences), max(1, len(passage) - 1))
         first = random_.randint(0, len(passage) - size)
-        chosen, others = passage[first : first + size], passage[:first] + passage[first + size :]
+        text = " ".join(passage[first : first + size])
+        others = passage[:first] + passage[first + size :]
         held_out = random_.random() < 0.5 and bool(others)
-        text = " ".join(chosen)
         if not held_out:
             text = edit_lightly(text, random_)
         context = " ".join(others if held_out else passage)
@@ -441,7 +430,7 @@ class PassagePairs:
         text, wrong, absent, function = replace_units(text, context, pool, share, random_)
         unknown: tuple[Span, ...] = ()
         if held_out:  # the passage may say the rest in other words
-            unknown = function + tuple(span for span in absent if not _is_name(text, span))
+            unknown = (*function, *(span for span in absent if not _is_name(text, span)))
             absent = tuple(span for span in absent if _is_name(text, span))
         if random_.random() < self.lower and len(text.lower()) == len(text):
             text, context = text.lower(), context.lower()
@@ -550,6 +539,7 @@ class SpanFiller:
         self.options: GenerationConfig = copy.deepcopy(self.model.generation_config)
         sampling = {"do_sample": True, "num_beams": 1, "top_k": 0, "num_return_sequences": 1}
         self.options.update(temperature=temperature, top_p=top_p, **sampling)
+        self.options.pad_token_id = self.tokenizer.pad_token_id or 0
 
     def fill(
         self, texts: Sequence[str], spans: Sequence[Sequence[Span]], seed: int
@@ -577,20 +567,15 @@ class SpanFiller:
                 # Enough tokens for most runs of as many words.
                 outputs = self.complete(prompts, [3 * size // 2 + 2 for size in sizes])
                 for i, prompt, output, size in zip(rows, prompts, outputs, sizes, strict=True):
-                    extends = re.fullmatch(
-                        r"\w\w", prompt[-1:] + output[:1]
-                    )  # a word of the prompt
+                    extends = re.fullmatch(r"\w\w", prompt[-1:] + output[:1])  # the prompt's word
                     line = "" if extends else output.lstrip(" ").split("\n", 1)[0]
                     filled[i].append(" ".join(line.split()[:size]))
         return [tuple(row) if all(row) else None for row in filled]
 
     def complete(self, prompts: Sequence[str], new_tokens: Sequence[int]) -> list[str]:
         """Continue each prompt, as the start of a document; "" for one that is too long."""
-        start = start_token(self.tokenizer)
-        rows = [
-            (*start, *self.tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids)
-            for prompt in prompts
-        ]
+        start, encode = start_token(self.tokenizer), self.tokenizer
+        rows = [(*start, *encode(text, add_special_tokens=False).input_ids) for text in prompts]
         limit = self.limit - max(new_tokens, default=0)
         fitting = [i for i, row in enumerate(rows) if len(row) <= limit]
         if skipped := len(rows) - len(fitting):
@@ -606,18 +591,18 @@ class SpanFiller:
 
     def _generate(self, rows: Sequence[Ids], new_tokens: int) -> list[str]:
         """Return the completion of each row; "" with a mask or unknown token in it."""
-        tokenizer = self.tokenizer
-        pad = tokenizer.pad_token_id or 0
-        ids, mask = pad_rows(rows, pad, self.model.device)
-        width = ids.shape[1]  # completions need the padding on the left
-        shifts = torch.tensor([width - len(row) for row in rows], device=ids.device)
-        columns = (torch.arange(width, device=ids.device) - shifts[:, None]) % width
-        options = copy.deepcopy(self.options)
-        options.update(max_new_tokens=new_tokens, pad_token_id=pad)
+        tokenizer, width = self.tokenizer, max(map(len, rows))
+        # Completions need the padding on the left.
+        shifts = [width - len(row) for row in rows]
+        ids = [
+            [self.options.pad_token_id] * n + [*row] for n, row in zip(shifts, rows, strict=True)
+        ]
+        mask = [[0] * n + [1] * len(row) for n, row in zip(shifts, rows, strict=True)]
         outputs = self.model.generate(  # type: ignore[operator]  # the type says Tensor | Module
-            input_ids=ids.gather(1, columns),
-            attention_mask=mask.gather(1, columns),
-            generation_config=options,
+            input_ids=torch.tensor(ids, device=self.model.device),
+            attention_mask=torch.tensor(mask, device=self.model.device),
+            generation_config=self.options,
+            max_new_tokens=new_tokens,
         )
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         ends = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
@@ -685,17 +670,15 @@ class PairFile:
         max_spans: Largest number of masked spans, 1 or more.
         temperature: Sampling temperature of the fillings.
         top_p: Total probability of the most likely tokens that fillings are sampled from.
-        min_words: Smallest number of words of a text.
         passage_words: Smallest and largest number of words of a passage, if the files are running
             text, read by `read_passages`; None reads a text per line.
         device: Device of the models.
         dtype: Dtype of the models; None picks by device.
         seed: Seed of the choice of texts, of masking and of filling.
-        chunk_size: Texts per line of the file, which is as much as an interruption can lose; every
-            chunk has its own seed.
+        chunk_size: Texts per line of the file, and per seed.
         kind: Which text is altered and what supports it, a key of `KINDS`.
         parser: Language of stanza's models, `"en"`, whose constituents are masked, as in the paper;
-            where stanza is not installed, and for None, runs of words are.
+            for None, runs of words are.
         paraphrases: Number of paraphrases, of which the farthest is taken; the paper's is 10.
         labels: See `make_pairs`; the paper's is `"fillings"`.
         extra_pairs: See `make_pairs`; the paper has none.
@@ -711,7 +694,6 @@ class PairFile:
     max_spans: int = 2
     temperature: float = 1.0
     top_p: float = 0.95
-    min_words: int = 4
     passage_words: tuple[int, int] | None = None
     device: str = "cpu"
     dtype: str | None = None
@@ -724,9 +706,6 @@ class PairFile:
     extra_pairs: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in {"count": 2, "max_spans": 1, "chunk_size": 1, "paraphrases": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)}")
         low, high = self.mask_share
         if not 0 <= low <= high <= 1:
             raise ValueError(f"mask_share must be two shares of 0 to 1 in order, got {(low, high)}")
@@ -735,44 +714,32 @@ class PairFile:
     def build(self) -> None:
         """Build the file, or resume it. A second process that builds the same file waits.
 
-        A complete file is only read, so it may lie in a folder without write permission. Models are
-        loaded only if texts are left.
-
         Raises:
             ValueError: There are fewer texts than `count`, or the file was started with other
                 texts or settings.
         """
         if self.passage_words is None:
-            given = (self.texts, self.exclude, self.count, self.min_words, self.seed)
-            texts = sample_rows(self.kind, *given)
+            texts = sample_rows(self.kind, self.texts, self.exclude, self.count, self.seed)
         else:
             passages = read_passages(self.texts, self.passage_words, self.count, self.seed)
             texts = [(" ".join(passage),) for passage in passages]
-        pairs = JsonLog(Path(self.file), self._identity(texts))
-        if _finished_texts(pairs) == len(texts):
-            return
+        # Some settings show in the texts, or do not change the pairs.
+        others = "file texts count exclude passage_words device".split()
+        identity = {name: value for name, value in asdict(self).items() if name not in others}
+        identity["texts"] = hashlib.sha256("\n".join(chain(*texts)).encode()).hexdigest()
+        pairs = JsonLog(Path(self.file), identity)
         pairs.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.file}.lock"):
-            starts = range(_finished_texts(pairs), len(texts), self.chunk_size)
-            if not starts:  # another process built it in the meantime
-                return
-            make = self._maker()
-            with track("labelled pairs", len(texts), done=starts[0]) as progress:
-                for start in starts:
+            done = sum(chunk["texts"] for chunk in pairs.read())
+            make = self._maker() if done < len(texts) else None
+            with track("labelled pairs", len(texts), done=done) as progress:
+                for start in range(done, len(texts), self.chunk_size):
                     rows = range(start, min(start + self.chunk_size, len(texts)))
                     with progress.part(len(rows)):
-                        made = [pair._asdict() for pair in make(texts, rows)]
+                        made = [pair._asdict() for pair in make(texts, rows)] if make else []
                     for record in made:
                         del record["unknown"]  # every word of a pair with fillings has a label
                     pairs.append({"texts": len(rows), "pairs": made})
-
-    def _identity(self, texts: Sequence[tuple[str, ...]]) -> dict[str, Any]:
-        """Return the settings that a resumed build must share."""
-        # Some show in the texts, or do not change the pairs.
-        others = "file texts count exclude min_words passage_words device".split()
-        settings = {name: value for name, value in asdict(self).items() if name not in others}
-        content = "\n".join(chain(*texts)).encode()
-        return {**settings, "texts": hashlib.sha256(content).hexdigest()}
 
     def _maker(self) -> Callable[[Sequence[tuple[str, ...]], range], Iterator[AlignmentPair]]:
         """Load the models, and return a function from texts and a chunk of them to its pairs."""
@@ -795,10 +762,10 @@ class PairFile:
             else:
                 new = [rewrite(text) or text for text in chunk]
             how = (random_, self.mask_share, self.max_spans)
-            if parse is None:
-                spans = [mask_spans(text, *how) for text in new]
-            else:
-                spans = [mask_constituents(parse(text), text, *how) for text in new]
+            spans = [
+                mask_constituents(parse(text), text, *how) if parse else mask_spans(text, *how)
+                for text in new
+            ]
             fillings = filler.fill(new, spans, chunk_seed)
             unrelated = [example(texts[(i + 1) % len(texts)], random_)[1] for i in rows]
             for k, i in enumerate(rows):
@@ -817,20 +784,16 @@ def read_pair_file(file: str) -> list[AlignmentPair]:
     return [AlignmentPair(r["source"], r["a"], r["b"], s) for r, s in zip(rows, spans, strict=True)]
 
 
-def _finished_texts(log: JsonLog) -> int:
-    return sum(chunk["texts"] for chunk in log.read())
-
-
 class AlignmentData(pl.LightningDataModule):
     """Labelled pairs of texts, built from plain texts before the first run.
 
     Args:
         pairs: File of the pairs and the settings it is built with.
-        passages: Settings of pairs from running text that are added to them.
         validation_share: Share of the texts whose pairs are used for validation, above 0 and below
             1. Such a text may still occur in training as the unrelated b of another text.
         batch_size: Pairs per batch.
         seed: Seed of the split and of the order.
+        passages: Settings of pairs from running text that are added to them.
     """
 
     def __init__(
@@ -842,8 +805,6 @@ class AlignmentData(pl.LightningDataModule):
         passages: PassagePairs | None = None,
     ) -> None:
         super().__init__()
-        if not 0 < validation_share < 1:
-            raise ValueError(f"validation_share must be between 0 and 1, got {validation_share}")
         self.pair_file, self.passages = pairs, passages
         self.validation_share, self.batch_size, self.seed = validation_share, batch_size, seed
         self.splits: dict[str, list[AlignmentPair]] = {}

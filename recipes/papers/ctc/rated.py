@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctrlreward.files import finite_or_none, json_text, write_whole
+from ctrlreward.files import json_text, write_whole
 from ctrlreward.ratings.correlations import STATISTICS, correlate
 from ctrlreward.ratings.rated_files import CTC_ASPECTS, Rated, read_rated
-from ctrlreward.ratings.report import print_table, report_correlations
+from ctrlreward.ratings.report import cell, print_table, report_correlations
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.alignment import ASPECTS, Alignment
@@ -125,7 +125,7 @@ def ablate(file: Rated, scores: Mapping[str, Scores], suffix: str = "") -> list[
                 values = [f.value for f in alike if re.match(aligner + suffix, f.model)]
                 theirs[aligner] = max(values, default=None)
             row = {"table": table, "rating": rating, "variant": variant, "published": theirs}
-            rows.append(row | measured(total, file.ratings[rating]))
+            rows.append(row | correlate(total, file.ratings[rating]))
     return rows
 
 
@@ -134,16 +134,11 @@ def correlate_ratings(file: Rated, scores: Mapping[str, Scores]) -> list[dict[st
     figures = [f for f in published(file.file) if (f.level, f.statistic) == ("sample", "pearson")]
     theirs = {f.rating: f.value for f in figures if "word length" in f.model}
     return [
-        {"rating": rating, "score": score, **measured(values, ratings)}
+        {"rating": rating, "score": score, **correlate(values, ratings)}
         | {"published": theirs.get(rating) if score == "word_length" else None}
         for rating, ratings in file.ratings.items()
         for score, values in scores.items()
     ]
-
-
-def measured(scores: Scores, ratings: Scores) -> dict[str, float | None]:
-    """Return the correlations of scores with ratings, None for NaN."""
-    return {name: finite_or_none(value) for name, value in correlate(scores, ratings).items()}
 
 
 def word_length(samples: Samples) -> Scores:
@@ -189,12 +184,12 @@ def main(arguments: Sequence[str]) -> None:
         key = (f"{f.score} with {f.rating}, {f.level}s", f"{f.model}, {f.source}")
         theirs.setdefault(key, {})[f.statistic] = f"{f.value:.4f}"
     lines = [[*key, *(cells.get(name, "") for name in STATISTICS)] for key, cells in theirs.items()]
-    print_table("The paper's figures", ["score", "model", *STATISTICS.values()], lines, 2)
+    print_table("The paper's figures", ["score", "model", *STATISTICS.values()], lines)
 
     record["ablations"] = ablate(file, scores, suffix)
     tables: dict[str, list[list[str]]] = {}
     for row in record["ablations"]:
-        line = [row["variant"], *map(_cell, (row["pearson"], *row["published"].values()))]
+        line = [row["variant"], *map(cell, (row["pearson"], *row["published"].values()))]
         tables.setdefault(f"Table {row['table']}: Pearson r, {row['rating']}", []).append(line)
     for title, lines in tables.items():
         print_table(title, ["", "ours", *ALIGNERS], lines)
@@ -202,16 +197,12 @@ def main(arguments: Sequence[str]) -> None:
         record["ratings"] = correlate_ratings(file, scores)
         cells: dict[str, list[str]] = {}
         for row in record["ratings"]:
-            beside = "" if row["published"] is None else f" ({_cell(row['published'])})"
-            cells.setdefault(row["score"], []).append(_cell(row["pearson"]) + beside)
+            beside = "" if row["published"] is None else f" ({cell(row['published'])})"
+            cells.setdefault(row["score"], []).append(cell(row["pearson"]) + beside)
         lines = [[name, *values] for name, values in cells.items()]
         print_table("Table F.6: Pearson r (in the paper)", ["score", *file.ratings], lines)
     if given.json:
         write_whole(given.json, json_text(record))
-
-
-def _cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
 
 
 if __name__ == "__main__":

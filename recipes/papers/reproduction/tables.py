@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 from ctrlreward.functional.reproducibility import StudyAgreement, Table, compare_tables
+from ctrlreward.ratings.report import markdown_table
 
 # Scores of the `original` outputs and of their `reproduction` (Tables 1 and 2) with the deviations
 # that the paper prints, its `cv_star` (Tables 3 and 4), and the figures that the original `authors`
@@ -50,7 +51,7 @@ def report() -> str:
         for system, value in values.items()
         for column in [printed("original")[study][metric]]
     ]
-    authors = _markdown(["system", "metric", "Tables 1, 2", "the original authors"], rows)
+    authors = markdown_table(["system", "metric", "Tables 1, 2", "the original authors"], rows)
     return "\n\n".join([*studies, _DIFFERENCES, authors])
 
 
@@ -58,7 +59,7 @@ def _study(number: int, study: str, agreement: StudyAgreement) -> Iterator[str]:
     yield f"Table {number}, {study}: CV* in per cent; in brackets the paper's, where it differs"
     theirs = printed("cv_star")[study]
     rows = {m: {**a.cv_star, _MEAN: a.mean_cv_star} for m, a in agreement.metrics.items()}
-    yield _markdown(
+    yield markdown_table(
         ["metric", *agreement.systems, _MEAN],
         [
             [metric, *(_beside(value, theirs[metric][name], 2) for name, value in row.items())]
@@ -84,17 +85,6 @@ def _beside(value: float, published: float, digits: int) -> str:
     # The paper prints one mean, 1.725, with a third digit.
     differs = abs(value - published) > 0.501 * 10**-digits
     return f"{rounded} ({published:.{digits}f})" if differs else rounded
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table; all columns but the first are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    rule = [":".ljust(widths[0], "-"), *(":".rjust(width, "-") for width in widths[1:])]
-    lines = []
-    for first, *others in (header, rule, *rows):
-        right = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append(" | ".join([first.ljust(widths[0]), *right]))
-    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _listed(values: Mapping[str, float]) -> str:

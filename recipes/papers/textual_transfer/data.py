@@ -13,7 +13,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_info
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
@@ -24,7 +24,6 @@ from ctrlreward.recipes.text_files import matching_key, read_held_out, read_line
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import EpochOrder, ResumableLoader
 
-Row = list[int]
 Item = TypeVar("Item")
 
 SPECIAL_TOKENS = ("<pad>", "<go>", "<eos>", "<unk>")
@@ -37,15 +36,8 @@ def word_vocabulary(
     """Return a tokenizer of the lower-cased words of sentences, split at white space.
 
     Tokens 0 to 3 are `SPECIAL_TOKENS`, none of which is added to a text; then words by falling
-    frequency.
-
-    Args:
-        sentences: Tokenized sentences: `great .`, not `great.`.
-        min_count: Words that occur less often are unknown words (5 in Shen et al., 2017).
-        max_words: Largest number of words, special tokens apart; None for no limit.
-
-    Raises:
-        ValueError: No word occurs often enough.
+    frequency. Words that occur less often than `min_count`, or beyond `max_words`, are unknown. A
+    ValueError if no word is left.
     """
     counts = Counter(word for sentence in sentences for word in split_words(sentence))
     frequent = {w: n for w, n in counts.items() if n >= min_count and w not in SPECIAL_TOKENS}
@@ -60,43 +52,11 @@ def word_vocabulary(
     return vocabulary_from_json(tokenizer.to_str())
 
 
-def subword_vocabulary(sentences: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    """Return a byte-pair encoding of lower-cased sentences (Sennrich et al., 2016).
-
-    Tokens 0 to 3 are as in `word_vocabulary`. Decoding restores the spaces.
-
-    Args:
-        sentences: Sentences to learn the merges from.
-        size: Number of tokens, special tokens included; few distinct words give fewer.
-
-    Raises:
-        ValueError: `size` is too small for the characters of the sentences.
-    """
-    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[UNK]))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Lowercase(), normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), " ")]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=list(SPECIAL_TOKENS), show_progress=False
-    )
-    tokenizer.train_from_iterator(sentences, trainer)
-    if tokenizer.get_vocab_size() > size:
-        raise ValueError(
-            f"size must be {tokenizer.get_vocab_size()} or more, the characters of the sentences, "
-            f"got {size}"
-        )
-    return vocabulary_from_json(tokenizer.to_str())
-
-
 def vocabulary_from_json(text: str) -> PreTrainedTokenizerFast:
     """Return a tokenizer from its `backend_tokenizer.to_str()`, as a checkpoint stores it."""
-    pad, go, eos, unk = SPECIAL_TOKENS
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(text),
-        **{"pad_token": pad, "bos_token": go, "eos_token": eos, "unk_token": unk},
-    )
+    names = ("pad_token", "bos_token", "eos_token", "unk_token")
+    special = dict(zip(names, SPECIAL_TOKENS, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **special)
 
 
 @dataclass
@@ -130,21 +90,18 @@ class TransferBatch:
 class TransferSentences(pl.LightningDataModule):
     """Sentences of two styles, their vocabulary, and batches of both by length.
 
-    Sentences that differ only in case and white space count as one; held-out ones are never trained
-    on. The sentences of a style are sorted by length, the smaller corpus is repeated, so that a
-    batch has as many of each style and of about equal length. Order and noise depend on the seed,
-    the epoch and the batch alone, and a resumed run continues exactly, in mid-epoch as well.
+    Sentences that differ only in case and white space count as one. The smaller corpus is repeated,
+    so that a batch has as many of each style, of about equal length. Order and noise depend on the
+    seed, the epoch and the batch alone, and a resumed run continues exactly, in mid-epoch as well.
 
     Args:
-        files: Style → file of one tokenized sentence per line; see `text_files.read_lines`. The
-            first style is style 0 of the paper, the second style 1.
+        files: Style → file of one tokenized sentence per line; the first style is style 0.
         exclude: Files of held-out sentences; a line may contain several, separated by tabs.
         words: Smallest and largest number of words of a sentence; the paper has 1 to 15 for Yelp, 6
             to 25 for Literature.
         count: Number of sentences of each style, drawn at random; None for all.
         min_count: Words that occur less often are unknown words.
         max_words: Largest number of words of the vocabulary; None for no limit.
-        subwords: Number of tokens of a byte-pair encoding in place of words; None for words.
         batch_size: Sentences of each style per batch, and paraphrase pairs.
         models: Models that are trained first where their folder does not exist.
         shuffle_distance: Words are sorted by i + `shuffle_distance` · U[0, 1) for the encoder, so
@@ -172,7 +129,6 @@ class TransferSentences(pl.LightningDataModule):
         count: int | None = None,
         min_count: int = 5,
         max_words: int | None = None,
-        subwords: int | None = None,
         batch_size: int = 64,
         models: Sequence[TrainedFirst] = (),
         shuffle_distance: float = 4.0,
@@ -182,10 +138,8 @@ class TransferSentences(pl.LightningDataModule):
         if len(files) != 2:
             raise ValueError(f"files must have two styles, got {', '.join(files) or 'none'}")
         first, second = files
-        self.files, self.exclude = files, exclude
-        self.styles: tuple[str, str] = (first, second)
-        self.words, self.count = words, count
-        self.min_count, self.max_words, self.subwords = min_count, max_words, subwords
+        self.files, self.exclude, self.styles = files, exclude, (first, second)
+        self.words, self.count, self.min_count, self.max_words = words, count, min_count, max_words
         self.batch_size, self.models = batch_size, models
         self.shuffle_distance, self.seed = shuffle_distance, seed
         self.sentences: dict[str, list[str]] = {}
@@ -203,17 +157,10 @@ class TransferSentences(pl.LightningDataModule):
         held_out = read_held_out(self.exclude)
         sentences = {style: self._read(style, held_out) for style in self.styles}
         texts = [text for style in self.styles for text in sentences[style]]
-        self.tokenizer = (
-            word_vocabulary(texts, self.min_count, self.max_words)
-            if self.subwords is None
-            else subword_vocabulary(texts, self.subwords)
-        )
+        self.tokenizer = word_vocabulary(texts, self.min_count, self.max_words)
         self.sentences = sentences
         sizes = ", ".join(f"{len(sentences[style])} {style}" for style in self.styles)
-        rank_zero_info(
-            f"training sentences: {sizes}; {len(self.tokenizer)} tokens; "
-            f"{self.batches_per_epoch} batches an epoch"
-        )
+        rank_zero_info(f"training sentences: {sizes}; {len(self.tokenizer)} words")
 
     @property
     def batches_per_epoch(self) -> int:
@@ -226,10 +173,7 @@ class TransferSentences(pl.LightningDataModule):
         return ResumableLoader(_Batches(self), batch_size=None, sampler=order)
 
     def val_dataloader(self) -> DataLoader[int]:
-        """Return a loader of one item, which makes the trainer run its validation loop.
-
-        `GenerationScorer` brings its own sentences, so the item is not used.
-        """
+        """Return one item, which makes the trainer validate: `GenerationScorer` has sentences."""
         return DataLoader([0], batch_size=None)  # type: ignore[arg-type]
 
     def _read(self, style: str, held_out: set[str]) -> list[str]:
@@ -255,7 +199,7 @@ class _Batches(Dataset[TransferBatch]):
         self.seed, self.shuffle_distance = data.seed, data.shuffle_distance
         self.count = data.batches_per_epoch
         most = max(map(len, data.sentences.values()))
-        self.rows: list[list[Sequence[Row]]] = []  # of each style, the rows of each batch
+        self.rows = []  # of each style, the rows of each batch
         for texts in (data.sentences[style] for style in data.styles):
             rows = data.tokenizer([texts[i % len(texts)] for i in range(most)]).input_ids
             # Equally long rows are in random order.
@@ -290,7 +234,7 @@ def _in_parts(rows: Sequence[Item], parts: int) -> list[Sequence[Item]]:
     return [rows[start:end] for start, end in pairwise(bounds)]
 
 
-def _padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+def _padded(rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
     """Return ids padded on the right, shape (rows, longest), and lengths, shape (rows,)."""
     if not rows:
         return torch.zeros((0, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)

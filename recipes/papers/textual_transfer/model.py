@@ -27,14 +27,9 @@ class TransferNetworks(nn.Module):
     """Encoder E(x, y) → z and generator G(y, z) → x, two GRUs over one table of word embeddings.
 
     The encoder reads a sentence backwards from the state [y ; 0]; z is the last `content_size`
-    numbers of its last state. The generator starts from [y ; z]. Embeddings start with norm 1.
-
-    Args:
-        vocabulary_size: V, with the reserved ids of `data`.
-        embedding_size: Width of the word embeddings.
-        style_size: Width of y.
-        content_size: Width of z; a state has `style_size + content_size` numbers.
-        dropout: Dropout probability of both GRUs' inputs, and before the output layer.
+    numbers of its last state. The generator starts from [y ; z]. Embeddings start with norm 1. A
+    state has `style_size + content_size` numbers (width); dropout is of both GRUs' inputs and
+    before the output layer.
     """
 
     def __init__(
@@ -143,11 +138,8 @@ class TransferNetworks(nn.Module):
 class StateDiscriminator(nn.Module):
     """TextCNN over the states of a generator, one logit a sequence; higher is a real one.
 
-    Args:
-        width: Width of a state.
-        widths: Filter widths in states.
-        filters: Number of filters of each width.
-        dropout: Dropout probability of the features.
+    `widths` are those of the filters, in states, with `filters` of each; dropout is of the
+    features.
     """
 
     def __init__(
@@ -184,9 +176,8 @@ def without_dropout(network: nn.Module) -> Iterator[None]:
 def discriminator_loss(real: Tensor, fake: Tensor) -> Tensor:
     """Return eq. 3 of one style, -mean log D(h) - mean log(1 - D(h̃)), which D minimises.
 
-    Args:
-        real: Logits of D of states of sentences of its style, shape (n,).
-        fake: Logits of D of states of sentences transferred into its style, shape (m,).
+    `real`, shape (n,), are logits of D of states of sentences of its style; `fake`, shape (m,), of
+    states of sentences transferred into it.
     """
     return F.softplus(-real).mean() + F.softplus(fake).mean()
 
@@ -197,22 +188,15 @@ def generator_loss(real: Tensor, fake: Tensor, form: GeneratorLoss) -> Tensor:
     - `minimax`: minus eq. 3, as printed. Where D is sure of a fake, as early in training, its
       gradient vanishes.
     - `non_saturating`: -mean log D(h̃), with the same fixed point and the largest gradient there
-      (Goodfellow et al. 2014, §3). Real states are not used: they should not look like fakes.
-
-    `real` and `fake` are as in `discriminator_loss`.
+      (Goodfellow et al. 2014, §3).
     """
-    if form == "minimax":
-        return -discriminator_loss(real, fake)
-    return F.binary_cross_entropy_with_logits(fake, torch.ones_like(fake))
+    return -discriminator_loss(real, fake) if form == "minimax" else F.softplus(-fake).mean()
 
 
 def critic_loss(
     critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor, share: Tensor
 ) -> Tensor:
-    """Return eq. 7 of one style, mean[D′(h̃) - D′(h)] + ξ · `gradient_penalty`; D′ minimises it.
-
-    Arguments are as in `gradient_penalty`.
-    """
+    """Return eq. 7 of one style, mean[D′(h̃) - D′(h)] + ξ · `gradient_penalty`; D′ minimises it."""
     gap = critic(fake).mean() - critic(real).mean()
     return gap + _PENALTY * gradient_penalty(critic, real, fake, share)
 
@@ -272,8 +256,9 @@ def discriminator_losses(
     states = States(*(each.detach() for each in states))
     losses = {}
     for style, discriminator in enumerate(discriminators):
-        real, fake = map(discriminator, states.of_style(style))
-        losses[f"discriminator_{style}"] = discriminator_loss(real, fake)
+        losses[f"discriminator_{style}"] = discriminator_loss(
+            *map(discriminator, states.of_style(style))
+        )
     for style, critic in enumerate(critics):
         real, fake = states.of_style(style)
         share = torch.rand(len(real), device=real.device, dtype=real.dtype)
@@ -305,14 +290,9 @@ def reconstruction(
 ) -> Tensor:
     """Return -log p_G(x | y, z), summed over words and `<eos>`, averaged over sentences of a style.
 
-    Eq. 2 with z of x itself, eq. 4 with z of its transfer, eq. 5 with z of a paraphrase.
-
-    Args:
-        networks: Encoder and generator.
-        states: The generator's states over the words, shape (n, words + 2, width); n / 2 of each
-            style.
-        words: Ids, padded on the right, shape (n, words).
-        lengths: Number of words of each sentence, shape (n,).
+    Eq. 2 with z of x itself, eq. 4 with z of its transfer, eq. 5 with z of a paraphrase. The
+    generator's states over the words have shape (n, words + 2, width), n / 2 of each style; words
+    are padded on the right, shape (n, words), and lengths shape (n,).
     """
     targets = F.pad(words, (0, 1)).scatter(1, lengths[:, None], EOS)
     logits = networks.logits(states[:, 1:]).transpose(1, 2)
@@ -351,11 +331,8 @@ def transfer_losses(
     if language_models:
         states = networks.unfold(written, others, content)
         likelihoods = networks.logits(states[:, 1:]).log_softmax(dim=-1)
-        inputs, mask, k = (
-            F.pad(written, (1, 0), value=GO),
-            _mask(written, counts),
-            len(written) // 2,
-        )
+        inputs, mask = F.pad(written, (1, 0), value=GO), _mask(written, counts)
+        k = len(written) // 2
         parts = []
         for style, rows in ((1, slice(0, k)), (0, slice(k, None))):  # style 0 is written in 1
             expected = language_models[style](inputs[rows]).exp() * likelihoods[rows]
@@ -399,29 +376,21 @@ def transferred(
     max_words: int,
     batch_size: int = 256,
 ) -> list[str]:
-    """Return n sentences in the target styles, each word the likeliest after those before it.
-
-    Args:
-        networks: Encoder and generator.
-        tokenizer: Their vocabulary.
-        sentences: n sentences of the other styles.
-        targets: Style to write in, 0 or 1, n of them.
-        max_words: Most words of a result.
-        batch_size: Sentences per forward pass, of about equal length.
-    """
+    """Return n sentences of the other styles in the target styles (0 or 1), written greedily."""
     device = networks.embedding.weight.device
-    encoded = tokenizer(list(sentences)).input_ids if sentences else []
-    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-    texts = [""] * len(encoded)
-    for first in range(0, len(order), batch_size):
-        rows = order[first : first + batch_size]
-        lengths = torch.tensor([len(encoded[i]) for i in rows], device=device)
-        styles = torch.tensor([targets[i] for i in rows], device=device)
-        words = [torch.tensor(encoded[i] or [UNK], device=device) for i in rows]
+    texts: list[str] = []
+    for first in range(0, len(sentences), batch_size):
+        rows = slice(first, first + batch_size)
+        encoded = tokenizer(list(sentences[rows])).input_ids
+        words = [torch.tensor(ids or [UNK], device=device) for ids in encoded]
+        lengths = torch.tensor([*map(len, words)], device=device)
+        styles = torch.tensor(targets[rows], device=device)
         with without_dropout(networks):
             padded = pad_sequence(words, batch_first=True, padding_value=PAD)
             content = networks.encode(padded, lengths, 1 - styles)
             ids, counts = networks.write(styles, content, max_words)
-        for i, row, count in zip(rows, ids.tolist(), counts.tolist(), strict=True):
-            texts[i] = str(tokenizer.decode(row[:count], clean_up_tokenization_spaces=False))
+        written = zip(ids.tolist(), counts.tolist(), strict=True)
+        texts += [
+            tokenizer.decode(row[:n], clean_up_tokenization_spaces=False) for row, n in written
+        ]
     return texts

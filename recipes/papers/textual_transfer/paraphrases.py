@@ -22,22 +22,14 @@ _SHARE = 0.2  # pairs for each training sentence: the paper has 90,000 for the 4
 def paraphrase_pairs(
     file: str | None, *sentences: Sequence[str], count: int = 90_000, seed: int = 0
 ) -> list[Pair]:
-    """Return paraphrase pairs ⟨u, v⟩, in lower case and tokenized.
+    """Return paraphrase pairs ⟨u, v⟩, in lower case and tokenized, at most `count` at random.
 
-    The paper takes them from ParaNMT-50M: pairs in which neither sentence contains the other, then
-    90,000 at random. A file is read in the same way. Without a file, a stand-in is made of the
-    training sentences by `rewrite`, whose rules are for English. Equation 5 decodes each
-    v in both styles, so that a v with the words of one style would teach the other style to write
-    them; ParaNMT's sentences have few such words. The stand-in therefore has the pairs whose words
-    are on average most equally frequent in both styles, one for every five training sentences as in
-    the paper.
-
-    Args:
-        file: File of one pair per line, `u<TAB>v`; further columns, such as ParaNMT's scores, are
-            not read. None for the stand-in.
-        *sentences: Training sentences of each style, for the stand-in.
-        count: Largest number of pairs.
-        seed: Seed of the choice of pairs and of their phrases.
+    The paper takes 90,000 pairs of ParaNMT-50M in which neither sentence contains the other. A file
+    of `u ⇥ v` lines is read in the same way; further columns are not read. Without one, a stand-in
+    is made of the training sentences of both styles by `rewrite`, whose rules are for English.
+    Equation 5 decodes each v in both styles, so that a v with the words of one style would teach
+    the other style to write them. So the stand-in has the pairs whose words are on average most
+    equally frequent in both styles, one for every five training sentences as in the paper.
 
     Raises:
         ValueError: A line lacks a tab or a side, or no pair is left.

@@ -19,7 +19,6 @@ import random
 import re
 import sys
 from argparse import ArgumentParser, Namespace
-from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from importlib import import_module
 from itertools import combinations
@@ -68,12 +67,10 @@ def pairwise_preferences(
         >>> pairwise_preferences([5, 3, 4], ["menu", "menu", "lake"])
         (array([0]), array([1]))
     """
-    rated = np.asarray(ratings, dtype=np.float64)
-    outputs = defaultdict(list)
-    for place, item in enumerate(items):
-        outputs[item].append(place)
+    rated, numbers = np.asarray(ratings, dtype=np.float64), cluster_numbers(items)
     pairs: list[Ints] = [np.empty((0, 2), dtype=np.int64)]
-    for members in map(np.array, outputs.values()):
+    for number in np.unique(numbers):
+        members = np.flatnonzero(numbers == number)
         ahead = rated[members][:, None] - rated[members][None, :] > margin
         pairs.append(members[np.argwhere(ahead)])
     preferred, rejected = np.concatenate(pairs).T
@@ -119,8 +116,7 @@ def agreement(
 ) -> tuple[float, float]:
     """Return the share of pairs whose preferred side has the higher GM, and the share of ties.
 
-    The sides, shape (pairs, 3), are label probability, similarity and perplexity, as `adjusted_gm`
-    takes them; two GM of 0 are a tie.
+    The sides, shape (pairs, 3), are as in `gm_of_rows`; two GM of 0 are a tie.
 
     Examples:
         >>> agreement([[0.9, 0.9, 50], [0.7, 0.9, 50]], [[0.8, 0.9, 50], [0.9, 0.9, 50]])
@@ -151,10 +147,8 @@ def fit_gm(
 
         Σ max(0, -c · GM(preferred) + c · GM(rejected) + 1)
 
-    The paper has c = 1. GM has a unit, the cube root of perplexity's, so a margin of 1 is small
-    when perplexities are high, as they are for single sentences. A wrongly ordered pair then
-    costs so much that the best t makes every GM 0, which costs 1 per pair and prefers nothing.
-    A factor c changes no preference and removes the problem, so the default is to fit it as well.
+    The paper has c = 1. Where perplexities are high, as those of single sentences, a margin of 1 is
+    small, and the best t makes every GM 0, which prefers nothing. A factor c changes no preference.
 
     Differential evolution, started from the paper's and random thresholds, finds a good region and
     Nelder-Mead refines it. t1 and t2 stay within ±100, t3 and t4 within twice the largest
@@ -166,7 +160,7 @@ def fit_gm(
         rejected: The same for the rejected side.
         scale: c; 1 is the paper's loss. None fits it.
         fixed: t1 to t4; None for those to fit.
-        seed: Random seed of the evolution; the same seed gives the same result.
+        seed: Seed of the evolution.
     """
     sides = [np.asarray(side, np.float64) for side in (preferred, rejected)]
     # An output occurs in many pairs; its GM is computed once.
@@ -175,20 +169,17 @@ def fit_gm(
     start = np.array([d if t is None else t for t, d in zip(fixed, GM_THRESHOLDS, strict=True)])
     free = np.array([threshold is None for threshold in fixed])
 
-    def whole(searched: Floats) -> Thresholds:
+    def fit(searched: Floats) -> GMFit:
         thresholds = start.copy()
         thresholds[free] = searched
         t1, t2, t3, t4 = thresholds.tolist()
-        return t1, t2, t3, t4
-
-    def loss_and_scale(searched: Floats) -> tuple[float, float]:
-        gm = gm_of_rows(outputs, whole(searched))
+        gm = gm_of_rows(outputs, (t1, t2, t3, t4))
         gains = gm[first] - gm[second]
         factor = best_scale(gains) if scale is None else scale
-        return hinge_loss(gains, factor), factor
+        return GMFit((t1, t2, t3, t4), factor, hinge_loss(gains, factor))
 
     def loss(searched: Floats) -> float:
-        return loss_and_scale(searched)[0]
+        return fit(searched).loss
 
     draws = np.random.default_rng(seed)
     perplexities = outputs[np.isfinite(outputs[:, 2]), 2]
@@ -210,9 +201,7 @@ def fit_gm(
         evolved = differential_evolution(loss, bounds, **options).x
         # The gradient of a loss over GM is 0 beyond a threshold.
         candidates += [evolved, minimize(loss, evolved, method="Nelder-Mead", bounds=bounds).x]
-    best = min(candidates, key=loss)
-    least, factor = loss_and_scale(best)
-    return GMFit(whole(best), factor, least)
+    return fit(min(candidates, key=loss))
 
 
 # Table 5, and GM's agreement with the preferences of rated outputs
@@ -247,11 +236,10 @@ def rate(given: Namespace) -> dict[str, Any]:
         path, _, folder = classifier.partition(":")
         module, _, name = path.rpartition(".")
         classifier = getattr(import_module(module), name)(*filter(None, [folder]))
-    perplexity = scorers.Perplexity(given.model, score_end=given.score_end)
     judges: list[scorers.Scorer] = [
         scorers.Accuracy(classifier),
         scorers.Similarity(given.similarity),
-        perplexity,
+        scorers.Perplexity(given.model, score_end=given.score_end),
     ]
     components = name_components(judges, None)
     del components["log_likelihood"]  # not an input of GM
@@ -281,14 +269,13 @@ def rate(given: Namespace) -> dict[str, Any]:
     t1, _, t3, t4 = GM_THRESHOLDS
     fits = {"t2": fit_gm(*pairs, fixed=(t1, None, t3, t4), seed=given.seed)}
     fits["all"] = fit_gm(*pairs, seed=given.seed)
-    agreements = {"paper": agreement(*pairs)}
-    agreements |= {name: agreement(*pairs, fit.thresholds) for name, fit in fits.items()}
-    named = {name: {"agreed": a, "tied": t} for name, (a, t) in agreements.items()}
-    record["gm"] = {"pairs": len(preferred), "agreement": named}
+    record["gm"] = {"pairs": len(preferred), "agreement": {}}
     record["gm"]["fits"] = {name: fit._asdict() for name, fit in fits.items()}
+    fitted = {"paper": GM_THRESHOLDS, **{name: fit.thresholds for name, fit in fits.items()}}
     lines = []
-    for name, (agreed, tied) in agreements.items():
-        thresholds = fits[name].thresholds if name in fits else GM_THRESHOLDS
+    for name, thresholds in fitted.items():
+        agreed, tied = agreement(*pairs, thresholds)
+        record["gm"]["agreement"][name] = {"agreed": agreed, "tied": tied}
         numbers = ", ".join(f"{threshold:.1f}" for threshold in thresholds)
         lines.append([f"{name} ({numbers})", f"{agreed:.1%}", f"{tied:.1%}"])
     title = f"GM's agreement with {len(preferred)} preferences, which thresholds were fitted to"
@@ -305,6 +292,7 @@ QUESTIONS = {
     "semantics": "which output keeps the meaning of the source",
     "fluency": "which output is the more fluent sentence",
 }
+RATES = ("first_better", "second_better", "tie", "difference")
 
 
 def write_sheet(given: Namespace) -> None:
@@ -313,8 +301,7 @@ def write_sheet(given: Namespace) -> None:
     Rows of all pairs of systems are mixed, and each system of a pair is A in half of its rows.
 
     Raises:
-        ValueError: A file has a sentence twice or other keys, or two systems have too few
-            sentences in common.
+        ValueError: A file has a sentence twice, or two systems have too few sentences in common.
     """
     outputs: dict[str, dict[tuple[str, str], tuple[str, str]]] = {}
     for name, _, file in (system.partition("=") for system in given.system):
@@ -336,9 +323,8 @@ def write_sheet(given: Namespace) -> None:
         swaps = draws.sample([i % 2 for i in range(given.count)], given.count)
         for key, swap in zip(draws.sample(common, given.count), swaps, strict=True):
             step = -1 if swap else 1
-            source, label = first[key][0], key[1]
             texts = (first[key][1], second[key][1])[::step]
-            items.append((pair, pair[::step], source, label, texts))
+            items.append((pair, pair[::step], first[key][0], key[1], texts))
     draws.shuffle(items)
     sheet, keys = [], []
     for item in items:
@@ -361,9 +347,9 @@ def win_rates(
 ) -> dict[tuple[str, str, str], tuple[int, dict[str, Estimate]]]:
     """Return the number of judgements and the rates of each pair of systems and question.
 
-    The rates are `first_better`, `second_better`, `tie` and `difference`, with percentile intervals
-    over rows of the sheet: the answers of several people to one row are drawn together. If all rows
-    agree, the interval is wider. An empty cell is not an answer.
+    The `RATES` have percentile intervals over rows of the sheet: the answers of several people to
+    one row are drawn together. If all rows agree, the interval is wider. An empty cell is not an
+    answer.
 
     Raises:
         ValueError: An answer is not A, B or tie, or a row is not in the key.
@@ -386,24 +372,22 @@ def win_rates(
                     raise ValueError(f"{place}: {question} must be A, B or tie, got {answer!r}")
                 if answer:
                     gain = 0 if answer == "TIE" else gains[sides[answer]]
-                    which = (sides["first"], sides["second"], question)
-                    judged[which].append((row["item"], gain))
+                    judged[sides["first"], sides["second"], question].append((row["item"], gain))
     return {
         which: (len(answers), _rates(answers, resamples, seed)) for which, answers in judged.items()
     }
 
 
 def _rates(answers: Sequence[tuple[str, int]], resamples: int, seed: int) -> dict[str, Estimate]:
-    names = ("first_better", "second_better", "tie", "difference")
     if not answers:
-        return dict.fromkeys(names, Estimate(np.nan, np.nan, np.nan))
+        return dict.fromkeys(RATES, Estimate(np.nan, np.nan, np.nan))
     items, gains = zip(*answers, strict=True)
     values, members = np.array(gains), cluster_numbers(items)
 
     def shares(weights: Floats) -> Mapping[str, Floats]:
         total = weights.sum(axis=1)
         first, second, tie = (weights @ (values == gain) / total for gain in (1, -1, 0))
-        return dict(zip(names, (first, second, tie, first - second), strict=True))
+        return dict(zip(RATES, (first, second, tie, first - second), strict=True))
 
     rates = bootstrap(shares, members, 0.95, resamples, seed)
     # If all rows agree, that says little of other rows. With this confidence, a share of at least s
@@ -439,7 +423,7 @@ def print_rates(given: Namespace) -> list[dict[str, Any]]:
         lines.append([f"{first}, {second}", question, str(n), *shown, "; ".join(theirs)])
     headings = ["first, second", "question", "n", "first better", "second better", "tie"]
     title = "Table 4, in %, with 95 % intervals over rows of the sheet"
-    print_table(title, [*headings, "difference", "in the paper"], lines, 2)
+    print_table(title, [*headings, "difference", "in the paper"], lines)
     return records
 
 

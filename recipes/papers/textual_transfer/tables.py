@@ -8,16 +8,14 @@ style, content and fluency over training. `TransferReport` tests a run at its en
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from math import isfinite
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -26,28 +24,27 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from scipy.stats import spearmanr
 
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
-from ctrlreward.completion import fixed_randomness, generate
 from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog, finite_or_none, json_line, json_text, read_json, write_whole
-from ctrlreward.functional.transfer import SentenceScores, corpus_figures
 from ctrlreward.models.words import separate_words
 from ctrlreward.plots import SERIES, curve, finish_panel, mark_steps, new_figure, save_figure
 from ctrlreward.ranks import on_rank_zero
+from ctrlreward.ratings.report import markdown_table
 from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 from ctrlreward.recipes.text_files import matching_key, read_lines
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, score
 
 PUBLISHED: Mapping[str, Any] = yaml.safe_load(
-    files(__package__).joinpath("published_tables.yaml").read_text("utf-8")
+    Path(__file__).with_name("published_tables.yaml").read_text("utf-8")
 )
 """Figures of Tables 2 to 6."""
 
 # Figures with their digits, as the paper prints them.
 FIGURES = {"accuracy": 3, "similarity": 3, "perplexity": 1, "gm": 1}
 _HEADINGS = ("Acc", "Sim", "PP", "GM")
-_BEST_GM, _BEST_ACCURACY, _LAST = "best_gm", "best_accuracy", "last"
-_MONITORS = {_BEST_GM: "corpus/gm", _BEST_ACCURACY: "corpus/accuracy"}
+# Checkpoint of a run → the score that selects it; none selects the last one.
+_CHECKPOINTS = {"best_gm": "score/corpus/gm", "best_accuracy": "score/corpus/accuracy", "last": ""}
+_TITLES = {"best_gm": "selected by GM", "best_accuracy": "selected by Acc", "last": "last epoch"}
 
 Row = Mapping[str, Any]
 
@@ -55,9 +52,8 @@ Row = Mapping[str, Any]
 def read_references(references: Mapping[str, str]) -> Samples:
     """Return sentences to transfer with a human reference each, and empty texts.
 
-    Args:
-        references: Style of the sentences → file of `source ⇥ reference` lines; two styles, each
-            the target of the other.
+    `references` maps the style of sentences to a file of `source ⇥ reference` lines; two styles,
+    each the target of the other.
     """
     first, second = references
     rows = [
@@ -74,9 +70,8 @@ def reference_bleu(samples: Samples) -> float:
     """Return BLEU-4 of texts against one reference each, 0 to 100; higher is better.
 
     Table 6 is by multi-bleu.perl, which splits at spaces and smooths nothing; so does sacrebleu
-    with `tokenize=none` and `smooth_method=none`. Both sides are tokenized like the corpus: Li et
-    al.'s references are not (`food.`, not `food .`). The one row of Table 6 that needs no model is
-    the untransferred input: 31.3 with these settings, 31.4 in the paper, 24.8 without separation.
+    with these settings. Both sides are tokenized like the corpus: Li et al.'s references are not
+    (`food.`, not `food .`). The untransferred input has 31.3, in the paper 31.4.
     """
     metrics = import_extra("sacrebleu.metrics", "BLEU")
     # force: otherwise sacrebleu warns about texts that end in a separated full stop.
@@ -93,18 +88,15 @@ class TransferReport(pl.Callback):
     corpus accuracy, each kept by a `RewardCheckpoint`, and the last weights, which the module has
     again afterwards. Sentences by which a `GenerationScorer` of the run selects are left out.
 
-    Writes `test.json` with accuracy, similarity, perplexity and GM of each system's corpus, the
-    number `failed`, BLEU with references, and the `step` of checkpoints; `transfers.jsonl`, a
-    sentence a line with its outputs and their scores; and with references `translations.jsonl`,
-    the same without scores.
+    Writes `transfers.jsonl` and, with references, `translations.jsonl`: a sentence a line with its
+    outputs; and `test.json`: accuracy, similarity, perplexity and GM of each system's corpus, BLEU,
+    and the `step` of checkpoints.
 
     Args:
         folder: Folder of the run's `HistoryLogger`.
         sentences: Test sentences. The template of their prompts is not used.
         scoring_models: Models that compute the scores.
         references: See `read_references`; None for no BLEU.
-        name: Name of the `GenerationScorer`.
-        seed: Seed of the transfers.
 
     Raises:
         MisconfigurationException: In `setup`: a `RewardCheckpoint` is absent, or selection sees
@@ -117,22 +109,19 @@ class TransferReport(pl.Callback):
         sentences: Sentences,
         scoring_models: ScoringModels,
         references: dict[str, str] | None = None,
-        name: str = "score",
-        seed: int = 1,
     ) -> None:
         super().__init__()
         self.folder = Path(folder)
         self.sentences = sentences.prompts()
         self.references = read_references(references) if references else None
         self.quality = scoring_models.quality()
-        self.name, self.seed = name, seed
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Raise before training if the report can't be written after it."""
         if stage != "fit" or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        for monitor in _MONITORS.values():
-            self._checkpoint(trainer, monitor)
+        for monitor in filter(None, _CHECKPOINTS.values()):
+            _checkpoint(trainer, monitor)
         if not len(self._unseen(trainer)):
             raise MisconfigurationException(
                 "sentences of TransferReport must have one that selection does not use"
@@ -149,67 +138,47 @@ class TransferReport(pl.Callback):
         """Free the judges' models."""
         self.quality.release()
 
-    def _report(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        unseen = self._unseen(trainer)
-        steps = {name: self._checkpoint(trainer, m).selected_step for name, m in _MONITORS.items()}
-        steps[_LAST] = trainer.global_step
-        systems, translations = self._transfers(trainer, module, unseen)
-        systems["copying"] = unseen.replace(texts=unseen.sources)
-        figures: dict[str, dict[str, Any]] = {}
-        scores: dict[str, SentenceScores] = {}
-        with fixed_randomness(self.seed):
-            for name, samples in systems.items():
-                wanted = {part: Component(self.quality, part) for part in SentenceScores._fields}
-                scores[name] = found = SentenceScores(**score(wanted, samples).warned())
-                corpus = corpus_figures(found, self.quality.thresholds)
-                figures[name] = {key: finite_or_none(value) for key, value in corpus.items()}
-                figures[name]["failed"] = int(found.failed.sum())
-        for name, step in steps.items():
-            figures[name]["step"] = step
+    def _report(self, trainer: pl.Trainer, module: Any) -> None:
+        prompts = {"transfers": self._unseen(trainer)}
         if self.references is not None:
-            copied = self.references.replace(texts=self.references.sources)
-            for name, samples in {**translations, "copying": copied}.items():
-                figures[name]["bleu"] = reference_bleu(samples)
-            write_whole(self.folder / "translations.jsonl", _lines(self.references, translations))
-        write_whole(self.folder / "transfers.jsonl", _lines(unseen, systems, scores))
-        report = {
-            "sentences": len(unseen),
-            "left_out": len(self.sentences) - len(unseen),
-            "thresholds": self.quality.thresholds,
-            "systems": figures,
-        }
+            prompts["translations"] = self.references
+        outputs: dict[str, dict[str, Samples]] = {file: {} for file in prompts}
+        steps = dict.fromkeys(_CHECKPOINTS, trainer.global_step)
+        last, training = (
+            {k: v.detach().clone() for k, v in module.state_dict().items()},
+            module.training,
+        )
+        module.eval()
+        for name, monitor in _CHECKPOINTS.items():
+            state = last
+            if monitor:
+                best = _checkpoint(trainer, monitor)
+                path, steps[name] = best.best_model_path, best.selected_step
+                if not path:
+                    raise RuntimeError(f"no validation had a finite {monitor}")
+                state = torch.load(path, module.device, weights_only=True)["state_dict"]
+            module.load_state_dict(state, strict=module.strict_loading)
+            with trainer.precision_plugin.val_step_context(), torch.no_grad():
+                for file, samples in prompts.items():
+                    outputs[file][name] = samples.replace(texts=module.complete_samples(samples))
+        module.load_state_dict(last)
+        module.train(training)
+        for file, samples in prompts.items():
+            write_whole(self.folder / f"{file}.jsonl", _lines(samples, outputs[file]))
+            outputs[file]["copying"] = samples.replace(texts=samples.sources)
+        figures: dict[str, dict[str, Any]] = {}
+        for name, samples in outputs["transfers"].items():
+            corpus = self.quality.corpus(samples)
+            figures[name] = {key: finite_or_none(value) for key, value in corpus.items()}
+            if name in steps:
+                figures[name]["step"] = steps[name]
+            if "translations" in outputs:
+                figures[name]["bleu"] = reference_bleu(outputs["translations"][name])
+        count = len(prompts["transfers"])
+        report = {"sentences": count, "left_out": len(self.sentences) - count, "systems": figures}
         write_whole(self.folder / "test.json", json_text(report))
         rows = [[name, *cells(row), bleu(row)] for name, row in figures.items()]
         print(markdown_table(["system", *_HEADINGS, "BLEU"], rows), flush=True)
-
-    def _transfers(
-        self, trainer: pl.Trainer, module: pl.LightningModule, unseen: Samples
-    ) -> tuple[dict[str, Samples], dict[str, Samples]]:
-        """Return the outputs of each checkpoint for the unseen sentences and for the references."""
-        last = {key: value.detach().clone() for key, value in module.state_dict().items()}
-        training = module.training
-        systems: dict[str, Samples] = {}
-        translations: dict[str, Samples] = {}
-        module.eval()
-        try:
-            for name in (_BEST_GM, _BEST_ACCURACY, _LAST):
-                state = last
-                if name != _LAST:
-                    path = self._checkpoint(trainer, _MONITORS[name]).best_model_path
-                    if not path:
-                        raise RuntimeError(f"no validation had a finite {_MONITORS[name]}")
-                    file = torch.load(path, map_location=module.device, weights_only=True)
-                    state = file["state_dict"]
-                module.load_state_dict(state, strict=module.strict_loading)
-                with trainer.precision_plugin.val_step_context(), torch.no_grad():
-                    systems[name] = generate(cast(Any, module), unseen, seed=self.seed)
-                    if self.references is not None:
-                        texts = generate(cast(Any, module), self.references, seed=self.seed)
-                        translations[name] = texts
-        finally:
-            module.load_state_dict(last)
-            module.train(training)
-        return systems, translations
 
     def _unseen(self, trainer: pl.Trainer) -> Samples:
         """Return the sentences without the ones used for selection, ignoring case and spacing."""
@@ -222,31 +191,22 @@ class TransferReport(pl.Callback):
         sources = self.sentences.require("sources", "TransferReport")
         return self.sentences[[i for i, s in enumerate(sources) if matching_key(s) not in seen]]
 
-    def _checkpoint(self, trainer: pl.Trainer, score: str) -> RewardCheckpoint:
-        monitor = f"{self.name}/{score}"
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, RewardCheckpoint) and callback.monitor == monitor:
-                return callback
-        raise MisconfigurationException(f"TransferReport needs RewardCheckpoint({monitor!r})")
+
+def _checkpoint(trainer: pl.Trainer, monitor: str) -> RewardCheckpoint:
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, RewardCheckpoint) and callback.monitor == monitor:
+            return callback
+    raise MisconfigurationException(f"TransferReport needs RewardCheckpoint({monitor!r})")
 
 
-def _lines(
-    prompts: Samples,
-    outputs: Mapping[str, Samples],
-    scores: Mapping[str, SentenceScores] | None = None,
-) -> str:
-    """Return a JSON line a prompt: its columns, its outputs by system, and their scores."""
+def _lines(prompts: Samples, outputs: Mapping[str, Samples]) -> str:
+    """Return a JSON line a prompt: its columns, and its outputs by system."""
     names = {"source": "sources", "label": "labels", "reference": "references"}
     columns = prompts.columns()
     lines = []
     for i in range(len(prompts)):
         row = {key: columns[name][i] for key, name in names.items() if name in columns}
         row["outputs"] = {name: samples.texts[i] for name, samples in outputs.items()}
-        if scores is not None:
-            row["scores"] = {
-                name: {key: finite_or_none(x[i]) for key, x in own._asdict().items()}
-                for name, own in scores.items()
-            }
         lines.append(json_line(row))
     return "".join(lines)
 
@@ -309,15 +269,15 @@ def read_run(folder: Path) -> TransferRun:
     steps = [step for step in curves["accuracy"] if all(step in curves[n] for n in [*FIGURES][:3])]
     if not steps:
         raise ValueError(f"{folder}/metrics.jsonl must have a step with score/corpus/perplexity")
-    model = re.search(r"m[0-7](?![0-9])", folder.resolve().name, re.IGNORECASE)
-    literature = any("literature" in part.lower() for part in folder.resolve().parts[-2:])
-    report = folder / "test.json"
+    *_, parent, name = folder.resolve().parts
+    model = re.search(r"m[0-7](?![0-9])", name, re.IGNORECASE)
+    test = folder / "test.json"
     return TransferRun(
-        folder.resolve().name,
+        name,
         model.group().upper() if model else "",
-        "Literature" if literature else "Yelp",
+        "Literature" if "literature" in f"{parent} {name}".lower() else "Yelp",
         [{"step": s, **{n: values.get(s) for n, values in curves.items()}} for s in steps],
-        read_json(report) if report.is_file() else {},
+        read_json(test) if test.is_file() else {},
     )
 
 
@@ -340,7 +300,6 @@ def common_accuracy(runs: Sequence[TransferRun]) -> float:
 def report(runs: Sequence[TransferRun], accuracy: float) -> str:
     """Return Tables 1, 2 or 3, and 6 of the runs in Markdown; models are compared at `accuracy`."""
     tables = {"Yelp": PUBLISHED["table_2"], "Literature": PUBLISHED["table_3"]}
-    selected = {_BEST_GM: "selected by GM", _BEST_ACCURACY: "selected by Acc", _LAST: "last epoch"}
     compared, best, tested, trends = [], [], [], []
     for run in runs:
         near, top, rho = run.nearest(accuracy), run.best(), run.trend()
@@ -350,13 +309,12 @@ def report(runs: Sequence[TransferRun], accuracy: float) -> str:
         signed = ["undefined" if x is None else f"{x:+.2f}" for x in rho.values()]
         trends.append([run.name, str(len(run.validations)), *signed])
         for name, row in run.test.get("systems", {}).items():
-            theirs = PUBLISHED["table_6"].get(run.model if name == _BEST_GM else name, ())
+            theirs = PUBLISHED["table_6"].get(run.model if name == "best_gm" else name, ())
             beside = ", ".join(f"{value:g} ({acc:g})" for value, acc in theirs)
-            paper_bleu = beside if run.corpus == "Yelp" else ""
-            step = str(row.get("step", ""))
-            figures = [*cells(row), bleu(row), paper_bleu]
-            tested.append([run.name, selected.get(name, name), step, *figures])
+            figures = [*cells(row), bleu(row), beside if run.corpus == "Yelp" else ""]
+            tested.append([run.name, _TITLES.get(name, name), str(row.get("step", "")), *figures])
     theirs = [f"paper's {name}" for name in _HEADINGS]
+    bleus = ["BLEU", "paper's BLEU (at Acc)"]
     return "\n\n".join(
         [
             f"Tables 2 and 3: dev transfers at an Acc of about {accuracy:.3f}",
@@ -365,9 +323,7 @@ def report(runs: Sequence[TransferRun], accuracy: float) -> str:
             markdown_table(["run", "step", *_HEADINGS], best),
             "Table 6: test sentences that selection has not seen, and BLEU; the paper's six rows "
             "of earlier models are not here",
-            markdown_table(
-                ["run", "system", "step", *_HEADINGS, "BLEU", "paper's BLEU (at Acc)"], tested
-            ),
+            markdown_table(["run", "system", "step", *_HEADINGS, *bleus], tested),
             "Table 1: Spearman's ρ with the step, over the validations of a run",
             markdown_table(["run", "validations", *_HEADINGS], trends),
         ]
@@ -390,17 +346,6 @@ def bleu(row: Row) -> str:
     return f"{row['bleu']:.1f}" if "bleu" in row else ""
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table; all columns but the first are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    rule = [":".ljust(widths[0], "-"), *(":".rjust(width, "-") for width in widths[1:])]
-    lines = []
-    for first, *others in (header, rule, *rows):
-        right = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append(" | ".join([first.ljust(widths[0]), *right]))
-    return "\n".join(f"| {line} |" for line in lines)
-
-
 def draw_paths(runs: Sequence[TransferRun], path: Path) -> None:
     """Draw Figure 1 as a PNG: a point per validation, joined in their order, with the last step.
 
@@ -411,15 +356,15 @@ def draw_paths(runs: Sequence[TransferRun], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     for number, run in enumerate(runs):
         style = {"color": SERIES[number % len(SERIES)], "marker": "osD^vP"[number // len(SERIES)]}
-        points = [(v["accuracy"], v["similarity"], v["perplexity"]) for v in run.validations]
+        rows = run.validations
         sides = (
-            (left, [(1 - accuracy, similarity) for accuracy, similarity, _ in points]),
-            (right, [(similarity, perplexity) for _, similarity, perplexity in points]),
+            (left, [(1 - v["accuracy"], v["similarity"]) for v in rows]),
+            (right, [(v["similarity"], v["perplexity"]) for v in rows]),
         )
-        for panel, pairs in sides:
-            xs, ys = zip(*pairs, strict=True)
+        for panel, points in sides:
+            xs, ys = zip(*points, strict=True)
             panel.plot(xs, ys, **style, markersize=4, linewidth=1, label=run.name)
-            mark_steps(panel, [run.validations[-1]["step"]], pairs[-1:])
+            mark_steps(panel, [rows[-1]["step"]], points[-1:])
     finish_panel(left, "content against style", "error rate ↓", "similarity ↑", legend=True)
     finish_panel(right, "fluency against content", "similarity ↑", "perplexity ↓")
     save_figure(figure, path)
@@ -448,7 +393,7 @@ def main(arguments: Sequence[str]) -> None:
             }
             for run in runs
         ]
-        write_whole(options.json, json.dumps({"accuracy": accuracy, "runs": content}, indent=2))
+        write_whole(options.json, json_text({"accuracy": accuracy, "runs": content}))
     if options.figure is not None:
         draw_paths(runs, options.figure)
 

@@ -5,21 +5,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
@@ -27,9 +22,7 @@ from torch.optim.lr_scheduler import LinearLR
 from transformers import PreTrainedTokenizerFast
 
 from ctrlreward.arguments import one_of
-from ctrlreward.files import write_whole
 from ctrlreward.models.batching import pad_rows
-from ctrlreward.progress import track
 from ctrlreward.recipes.papers.textual_transfer.data import (
     EOS,
     GO,
@@ -46,10 +39,10 @@ from ctrlreward.recipes.papers.textual_transfer.model import (
     reconstruction,
     transferred,
     unfold,
+    without_dropout,
     writer_losses,
 )
 from ctrlreward.recipes.papers.textual_transfer.paraphrases import paraphrase_pairs
-from ctrlreward.recipes.trained_first import one_process
 from ctrlreward.samples import Samples
 
 # λ1 to λ6 of M0. The other models add the losses that they have.
@@ -57,6 +50,7 @@ LAMBDAS = {
     **{"reconstruction": 1.0, "paraphrase": 0.0, "cycle": 0.0},
     **{"language": 0.0, "adversarial": 1.0, "critic": 0.0},
 }
+_GRADIENT_NORM = 30.0  # largest norm of the gradient of each network's update
 
 
 class StyleLanguageModel(nn.Module):
@@ -74,10 +68,8 @@ class StyleLanguageModel(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return log-probabilities of the token after each input, shape (n, T, V).
 
-        A position depends only on the inputs up to it, so padding may follow.
-
-        Args:
-            inputs: Token ids that begin with `<go>`, shape (n, T).
+        `inputs`, shape (n, T), begin with `<go>`. A position depends only on the inputs up to it,
+        so padding may follow.
         """
         states, _ = self.cell(self.dropout(self.embedding(inputs)))
         return self.output(self.dropout(states)).log_softmax(dim=-1)
@@ -98,21 +90,19 @@ class StyleLanguageModel(nn.Module):
     @torch.no_grad()
     def perplexity(self, rows: Sequence[Sequence[int]], batch_size: int = 256) -> float:
         """Return the perplexity of one or more sentences with their ends, as one corpus."""
-        mode = self.training
-        losses = [self.eval().loss(batch) for batch in _batches(rows, batch_size)]
-        self.train(mode)
+        with without_dropout(self):
+            losses = [self.loss(batch) for batch in _batches(rows, batch_size)]
         mean = sum(float(total) for total, _ in losses) / sum(count for _, count in losses)
         return math.exp(min(mean, 80.0))
 
 
 @dataclass(frozen=True)
 class StyleModels:
-    """Files and training of the language models of both styles.
+    """Training of the language models of both styles.
 
     The paper does not state the sizes; the defaults follow Shen et al. (2017).
 
     Args:
-        folder: Folder of the two models, `style_0.safetensors` and `style_1.safetensors`.
         embedding_size: Width of the word embeddings.
         width: Width of the GRU.
         dropout: Dropout probability of the GRU's inputs and before the output layer.
@@ -121,10 +111,8 @@ class StyleModels:
         learning_rate: Initial learning rate of Adam, with linear decay to 0.
         validation_share: Share of a style's sentences for the choice of the epoch.
         seed: Seed of the weights, the split and the order.
-        device: Device of the training.
     """
 
-    folder: str = "runs/textual_transfer/style_models"
     embedding_size: int = 100
     width: int = 500
     dropout: float = 0.5
@@ -133,50 +121,25 @@ class StyleModels:
     learning_rate: float = 5e-3
     validation_share: float = 0.05
     seed: int = 0
-    device: str = "cpu"
 
-    def trained(self, data: TransferSentences) -> tuple[StyleLanguageModel, StyleLanguageModel]:
-        """Return the frozen models of style 0 and style 1, on the CPU.
+    def trained(self, data: TransferSentences) -> list[StyleLanguageModel]:
+        """Return the frozen models of style 0 and style 1, of data after `setup`.
 
-        A model is trained unless its file is of the same vocabulary, sentences and options. Of
-        several processes one trains and the others wait. Equal arguments give equal models, and the
-        caller's random state is restored.
-
-        Args:
-            data: Sentences of the two styles and their vocabulary, after `setup`.
+        Equal arguments give equal models, and the caller's random state is restored.
         """
-        folder = Path(self.folder).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
-        with torch.random.fork_rng(), one_process(folder):
-            first, second = (self._model(data, folder, i) for i in range(2))
-        return first, second
+        with torch.random.fork_rng():
+            return [self._trained(data, style) for style in data.styles]
 
-    def _model(self, data: TransferSentences, folder: Path, index: int) -> StyleLanguageModel:
-        style, file = data.styles[index], folder / f"style_{index}.safetensors"
-        options = {k: v for k, v in asdict(self).items() if k not in ("folder", "device")}
-        used = [options, data.tokenizer.backend_tokenizer.to_str(), data.sentences[style]]
-        fingerprint = hashlib.sha256(json.dumps(used).encode()).hexdigest()
-        if not _has(file, fingerprint):
-            weights, perplexity = self._train(data, style)
-            about = {"fingerprint": fingerprint, "perplexity": f"{perplexity:.2f}"}
-            write_whole(file, save(weights, about))
-        # From the file, so that the run that trained a model continues like one that found it.
-        model = self._new(data)
-        model.load_state_dict(load_file(file))
-        return model.eval().requires_grad_(False)
-
-    def _new(self, data: TransferSentences) -> StyleLanguageModel:
-        sizes = self.embedding_size, self.width, self.dropout
-        return StyleLanguageModel(len(data.tokenizer), *sizes)
-
-    def _train(self, data: TransferSentences, style: str) -> tuple[dict[str, Tensor], float]:
-        """Return the weights of the best epoch on the CPU, and their held-out perplexity."""
+    def _trained(self, data: TransferSentences, style: str) -> StyleLanguageModel:
+        """Return the model of the epoch with the best held-out perplexity."""
         rows: list[list[int]] = data.tokenizer(data.sentences[style]).input_ids
         torch.manual_seed(self.seed)
         count = min(max(1, round(self.validation_share * len(rows))), len(rows) - 1)
         order = torch.randperm(len(rows)).tolist()
         held_out, kept = ([rows[i] for i in part] for part in (order[:count], order[count:]))
-        model = self._new(data).to(self.device)
+        sizes = self.embedding_size, self.width, self.dropout
+        model = StyleLanguageModel(len(data.tokenizer), *sizes)
+        model.to("cuda" if torch.cuda.is_available() else "cpu")
         # The output bias starts at the log of each token's frequency, which saves an epoch.
         ids = torch.tensor([token for row in kept for token in (*row, EOS)])
         counts = torch.bincount(ids, minlength=len(model.output.bias)).clamp(min=1).float()
@@ -186,63 +149,32 @@ class StyleModels:
         decay = LinearLR(optimizer, 1.0, 0.0, total_iters=self.epochs * len(batches))
         best, weights = math.inf, dict[str, Tensor]()
         for epoch in range(1, self.epochs + 1):
-            title = f"language model of {style}, epoch {epoch} of {self.epochs}"
-            model.train()
-            with track(title, len(kept), "sentences") as progress:
-                for i in torch.randperm(len(batches)).tolist():
-                    total, terms = model.loss(batches[i])
-                    optimizer.zero_grad()
-                    (total / terms).backward()
-                    clip_grad_norm_(model.parameters(), 5.0)
-                    optimizer.step()
-                    decay.step()
-                    progress.advance(len(batches[i]))
+            for i in torch.randperm(len(batches)).tolist():
+                total, terms = model.loss(batches[i])
+                optimizer.zero_grad()
+                (total / terms).backward()
+                clip_grad_norm_(model.parameters(), 5.0)
+                optimizer.step()
+                decay.step()
             perplexity = model.perplexity(held_out)
-            rank_zero_info(f"{title}: held-out perplexity {perplexity:.1f}")
+            rank_zero_info(f"language model of {style}, epoch {epoch}: perplexity {perplexity:.1f}")
             if not perplexity < best:
                 break
             best = perplexity
-            weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
+            weights = {name: value.clone() for name, value in model.state_dict().items()}
         if not weights:
             raise ValueError(
                 f"the language model of {style} diverges: set a learning_rate below "
                 f"{self.learning_rate:g}"
             )
-        return weights, best
+        model.load_state_dict(weights)
+        return model.eval().requires_grad_(False)
 
 
 def _batches(rows: Sequence[Sequence[int]], size: int) -> Iterator[list[Sequence[int]]]:
     """Yield batches of about equally long rows."""
     by_length = sorted(rows, key=len)
     yield from (by_length[i : i + size] for i in range(0, len(rows), size))
-
-
-def _has(file: Path, fingerprint: str) -> bool:
-    """Return whether a file has the model with this fingerprint."""
-    try:
-        with safe_open(file, "pt") as stored:
-            return bool(stored.metadata()["fingerprint"] == fingerprint)
-    except (OSError, SafetensorError):
-        return False
-
-
-class _FlushDenormals(pl.Callback):
-    """Takes denormal numbers as 0 while it trains, which cost a CPU many times a normal one.
-
-    The gradient of a softmax at a low temperature has many of them.
-    """
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Flush from now on; threads inherit it if they are started later."""
-        torch.set_flush_denormal(stage == "fit")
-
-    def on_fit_end(self, *args: Any) -> None:
-        """End the flushing."""
-        torch.set_flush_denormal(False)
-
-    def on_exception(self, *args: Any) -> None:
-        """End the flushing."""
-        torch.set_flush_denormal(False)
 
 
 class TextualTransfer(pl.LightningModule):
@@ -252,14 +184,13 @@ class TextualTransfer(pl.LightningModule):
     λ1 eq. 2 + λ2 eq. 5 + λ3 eq. 4 + λ4 eq. 6 - λ5 eq. 3 - λ6 2^(-epoch) eq. 7. A step of both
     counts as one `global_step`.
 
-    Details not given in the paper follow the public code of Shen et al. (2017), on which its
-    code is based: betas 0.5 and 0.999 in Adam, gradients clipped to norm 30, dropout 0.5, locally
-    shuffled words for the encoder, and no adversarial training while discriminators are poor.
+    Details not given in the paper follow the public code of Shen et al. (2017): betas 0.5 and 0.999
+    in Adam, gradients clipped to norm 30, dropout 0.5, locally shuffled words for the encoder, and
+    no adversarial training while discriminators are poor.
 
     Logs `loss/<name>` of each loss in use, and `loss/poor_discriminators`, the share of steps that
-    learned reconstruction alone. `complete_samples` makes it a generator for `GenerationScorer`.
-    Checkpoints contain the vocabulary, so `load_from_checkpoint` needs nothing else. A resumed run
-    repeats an uninterrupted one. One device.
+    learned reconstruction alone. Checkpoints contain the vocabulary, so `load_from_checkpoint`
+    needs nothing else. A resumed run repeats an uninterrupted one. One device.
 
     Args:
         lambdas: Loss → weight, for those that differ from M0's (`LAMBDAS`). The paper's are 0.2, 5,
@@ -270,22 +201,15 @@ class TextualTransfer(pl.LightningModule):
         dropout: Dropout probability of the GRUs' inputs, and before the output layer.
         filters: Filters of each width in each discriminator; widths 3, 4, 5 in the first pair and
             1, 2, 3 in the second.
-        discriminator_dropout: Dropout probability of the first pair's features.
         learning_rate: Learning rate of Adam.
-        generator_loss: Adversarial loss of encoder and generator. The default has a gradient where
-            the discriminators are sure, which is soon the case; see `model.generator_loss`.
+        generator_loss: Adversarial loss of encoder and generator; see `model.generator_loss`.
         poor_discriminator: Loss from which on a discriminator of the first pair is too poor to
             learn from: encoder and generator then learn reconstruction alone. None never stops.
         temperature: Temperature of a Gumbel-softmax of the words that are fed back, as in Shen et
-            al.'s code: at a low one, discriminators see states of about the words that argmax would
-            write. 0 feeds back the plain distribution.
-        critic_decay: Factor on the weight of eq. 7 per epoch.
-        gradient_norm: Largest norm of the gradient of each network's update.
+            al.'s code. 0 feeds back the plain distribution.
         max_words: Most words of a transferred sentence.
-        style_models: Language models of the styles, for `language`; trained first if absent.
+        style_models: Language models of the styles, for `language`, which are trained first.
         paraphrases: File of pairs for `paraphrase`; None makes them, see `paraphrase_pairs`.
-        seed: Seed of dropout and of all draws in training; None takes the seed of
-            `seed_everything`.
 
     Raises:
         ValueError: `lambdas` has an unknown loss or a negative weight.
@@ -303,17 +227,13 @@ class TextualTransfer(pl.LightningModule):
         content_size: int = 500,
         dropout: float = 0.5,
         filters: int = 128,
-        discriminator_dropout: float = 0.5,
         learning_rate: float = 1e-4,
         generator_loss: GeneratorLoss = "non_saturating",
         poor_discriminator: float | None = 1.2,
         temperature: float = 0.1,
-        critic_decay: float = 0.5,
-        gradient_norm: float = 30.0,
         max_words: int = 20,
         style_models: StyleModels = StyleModels(),
         paraphrases: str | None = None,
-        seed: int | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["style_models"])
@@ -323,7 +243,6 @@ class TextualTransfer(pl.LightningModule):
             if not 0 <= weight < math.inf:
                 raise ValueError(f"lambdas[{name!r}] must be 0 or more, got {weight}")
         self.lambdas = {**LAMBDAS, **(lambdas or {})}
-        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.style_models = style_models
         self.automatic_optimization = False
         # Frozen, and in no checkpoint: a tuple hides them from the module.
@@ -338,21 +257,24 @@ class TextualTransfer(pl.LightningModule):
             raise MisconfigurationException(
                 "TextualTransfer must have devices=1 and another precision than 16-mixed"
             )
+        # The gradient of a softmax at a low temperature has many denormal numbers, which cost a
+        # CPU many times a normal one. Threads inherit the setting if they are started later.
+        torch.set_flush_denormal(True)
         data: TransferSentences = self.trainer.datamodule  # type: ignore[attr-defined]
         self._build(data.tokenizer.backend_tokenizer.to_str(), data.styles)
         if self.lambdas["paraphrase"]:
             data.pairs = paraphrase_pairs(self.options.paraphrases, *data.sentences.values())
         if self.lambdas["language"]:
-            self.language_models = self.style_models.trained(data)
+            self.language_models = tuple(self.style_models.trained(data))
+
+    def teardown(self, stage: str) -> None:
+        """Count denormal numbers again."""
+        torch.set_flush_denormal(False)
 
     def on_fit_start(self) -> None:
         """Move the language models to the device; they are not submodules."""
         for model in self.language_models:
             model.to(self.device)
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        """Return one that takes denormal numbers as 0."""
-        return [_FlushDenormals()]
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return Adam for embeddings, encoder and generator, and Adam for the discriminators."""
@@ -373,7 +295,7 @@ class TextualTransfer(pl.LightningModule):
 
     def on_train_batch_start(self, batch: TransferBatch, batch_idx: int) -> None:
         """Seed dropout and draws by the step: a resumed run repeats an uninterrupted one."""
-        torch.manual_seed(self.seed + self.trainer.global_step)
+        torch.manual_seed(int(os.environ.get("PL_GLOBAL_SEED", 0)) + self.trainer.global_step)
 
     def training_step(self, batch: TransferBatch, batch_idx: int) -> None:
         """Update the discriminators, then embeddings, encoder and generator."""
@@ -386,7 +308,7 @@ class TextualTransfer(pl.LightningModule):
         judge.zero_grad()
         self.manual_backward(_sum(judged))
         for network in judges:
-            clip_grad_norm_(network.parameters(), self.options.gradient_norm)
+            clip_grad_norm_(network.parameters(), _GRADIENT_NORM)
         judge.step()
         bound = self.options.poor_discriminator
         worst = max(judged[f"discriminator_{style}"].item() for style in (0, 1))
@@ -401,12 +323,13 @@ class TextualTransfer(pl.LightningModule):
                 *(self.networks, batch, states, self.discriminators, self.critics),
                 *(self.language_models, self.options.generator_loss, self.lambdas),
             )
-        total = _sum({name: self._weight(name) * loss for name, loss in losses.items()})
+        weights = self.lambdas | {"critic": self.lambdas["critic"] * 0.5**self.current_epoch}
+        total = _sum({name: weights[name] * loss for name, loss in losses.items()})
         writer.zero_grad()
         self.manual_backward(total)
         for network in judges:
             network.requires_grad_(True)
-        clip_grad_norm_(self.networks.parameters(), self.options.gradient_norm)
+        clip_grad_norm_(self.networks.parameters(), _GRADIENT_NORM)
         writer.step()
         logged: dict[str, Tensor | float] = {**judged, **losses, "total": total}
         logged["poor_discriminators"] = float(poor)
@@ -427,10 +350,6 @@ class TextualTransfer(pl.LightningModule):
         targets = [self.styles.index(one_of("a label", label, self.styles)) for label in labels]
         return transferred(self.networks, self.tokenizer, sources, targets, self.options.max_words)
 
-    def _weight(self, name: str) -> float:
-        decay = self.options.critic_decay**self.current_epoch if name == "critic" else 1.0
-        return self.lambdas[name] * float(decay)
-
     def _build(self, vocabulary: str, styles: tuple[str, str]) -> None:
         """Build the networks, or check that they are of this vocabulary and these styles."""
         if self._vocabulary is not None:
@@ -444,8 +363,7 @@ class TextualTransfer(pl.LightningModule):
         self.networks = TransferNetworks(len(self.tokenizer), *sizes, options.dropout)
         width = options.style_size + options.content_size
         self.discriminators = nn.ModuleList(
-            StateDiscriminator(width, (3, 4, 5), options.filters, options.discriminator_dropout)
-            for _ in styles
+            StateDiscriminator(width, (3, 4, 5), options.filters) for _ in styles
         )
         # Dropout would make the slope of eq. 7 a random one.
         self.critics = nn.ModuleList(

@@ -7,27 +7,18 @@ import logging
 import math
 import random
 import re
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_aligners import SENTENCES
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ctrlreward.models.sentences import split_sentences
 from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
@@ -45,7 +36,6 @@ from ctrlreward.recipes.papers.ctc.pairs import (
     make_pairs,
     mask_constituents,
     mask_spans,
-    missing_words,
     read_pair_file,
     refill,
     sample_rows,
@@ -60,36 +50,17 @@ TEXTS = SENTENCES[:7]
 # Masking
 
 SENTENCE = "the old man saw a small boat ."
-BRACKETED = (
-    "(S (NP (DT the) (JJ old) (NN man)) (VP (VBD saw) (NP (DT a) (JJ small) (NN boat))) (. .))"
-)
+# Nested lists stand for the tree of stanza.
+TREE = [[["the", "old", "man"], ["saw", ["a", "small", "boat"]], "."]]
 
 
-@dataclass
-class Node:
-    """Constituent, as stanza has it: words and punctuation are leaves."""
-
-    label: str
-    children: list[Node] = field(default_factory=list)
-
-
-def read(bracketed: str) -> Node:
-    stack = [Node("")]
-    for token in re.findall(r"\(|\)|[^\s()]+", bracketed):
-        if token == "(":
-            stack.append(Node(""))
-        elif token == ")":
-            done = stack.pop()
-            stack[-1].children.append(done)
-        elif not stack[-1].label:
-            stack[-1].label = token
-        else:
-            stack[-1].children.append(Node(token))
-    return stack[0]
+def tree(node: Any) -> SimpleNamespace:
+    """A node as stanza has it: a word has no children."""
+    return SimpleNamespace(children=[tree(n) for n in node] if isinstance(node, list) else [])
 
 
 WORDS = [match.span() for match in re.finditer(r"\S+", SENTENCE)]
-SPANS = constituent_spans(read(BRACKETED), WORDS)
+SPANS = constituent_spans(tree(TREE), WORDS)
 
 
 def test_constituents_are_the_phrases_and_words_of_the_tree() -> None:
@@ -101,22 +72,15 @@ def test_constituents_are_the_phrases_and_words_of_the_tree() -> None:
     }
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_masked_constituents_are_apart_and_within_the_share(seed: int) -> None:
-    chosen = mask_constituents(SPANS, SENTENCE, random.Random(seed), (0.3, 0.5), 2)
-    assert 1 <= len(chosen) <= 2
-    assert set(chosen) <= set(SPANS)
-    assert sum(len(SENTENCE[start:end].split()) for start, end in chosen) <= 4
-    for (_, end), (start, _) in pairwise(chosen):
-        assert SENTENCE[end:start].strip()
-
-
-def test_all_constituents_are_drawn_and_the_shortest_where_none_fits() -> None:
-    drawn = {
-        span
-        for seed in range(200)
-        for span in mask_constituents(SPANS, SENTENCE, random.Random(seed), (0.1, 0.6), 2)
-    }
+def test_masked_constituents_are_apart_and_within_the_share() -> None:
+    drawn = set()
+    for seed in range(200):
+        chosen = mask_constituents(SPANS, SENTENCE, random.Random(seed), (0.1, 0.6), 2)
+        drawn |= {*chosen}
+        assert 1 <= len(chosen) <= 2
+        assert sum(len(SENTENCE[start:end].split()) for start, end in chosen) <= 4
+        for (_, end), (start, _) in pairwise(chosen):
+            assert SENTENCE[end:start].strip()
     assert drawn == {span for span in SPANS if SENTENCE[slice(*span)] != "."}  # not a word
     long = [(0, 15), (16, 28)]  # of four and of three words
     assert mask_constituents(long, SENTENCE, random.Random(0), (0.1, 0.2), 2) == ((16, 28),)
@@ -143,19 +107,7 @@ def test_masked_spans_are_runs_of_words_with_words_between(
         assert text[end:start].strip()
     whole, places = refill(text, spans, tuple(" ".join(run) for run in masked))
     assert (whole, places) == (text, spans)
-
-
-def test_one_word_is_never_masked() -> None:
-    assert mask_spans("great !", random.Random(0), (0.5, 1.0), 2) == ()
-
-
-def test_a_filling_that_repeats_a_masked_word_is_aligned() -> None:
-    text = "we liked the very good food there ."
-    spans = [(9, 27)]  # "the very good food"
-    whole, places = refill(text, spans, ("The bad food",))
-    assert whole == "we liked The bad food there ."
-    missing = missing_words(whole, places, ["the very good food"])
-    assert [whole[start:end] for start, end in missing] == ["bad"]
+    assert mask_spans("great !", random.Random(seed), (0.5, 1.0), 2) == ()
 
 
 def test_pairs_of_one_text() -> None:
@@ -190,16 +142,11 @@ def test_the_papers_pair_alone_with_whole_fillings_labelled() -> None:
     assert make_pairs(3, four, spans, None, "fillings", extra_pairs=False) == []
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_light_edit_adds_no_word(seed: int) -> None:
-    for text in TEXTS:
+def test_a_light_edit_adds_no_word_and_swaps_sides_of_a_conjunction() -> None:
+    for text, seed in product(TEXTS, range(8)):
         edited = edit_lightly(text, random.Random(seed)).split()
         assert set(edited) <= set(text.split())
-        lost = set(text.split()) - set(edited)
-        assert lost <= {"a", "the", "so"}
-
-
-def test_sides_of_a_conjunction_are_swapped() -> None:
+        assert set(text.split()) - set(edited) <= {"a", "the", "so"}
     text = "we loved it , but rooms were small !"
     edits = {edit_lightly(text, random.Random(seed)) for seed in range(20)}
     assert edits == {text, "rooms were small , but we loved it !"}
@@ -281,13 +228,11 @@ def test_rows_of_records_are_distinct_long_enough_and_not_held_out(tmp_path: Pat
     (tmp_path / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "held_out").write_text("my sister  sings in a choir.\n")
     settings = ([str(tmp_path / "rows")], [str(tmp_path / "held_out")])
-    found = sample_rows("dialog", *settings, 2, 3, 0)
+    found = sample_rows("dialog", *settings, 2, 0)
     assert {row[0] for row in found} == {RECORD["text"], other["text"]}
     assert {row[1:] for row in found} == {(RECORD["context"], RECORD["history"])}
-    with pytest.raises(ValueError, match="2 usable records, fewer than 3"):
-        sample_rows("dialog", *settings, 3, 3, 0)
-    with pytest.raises(ValueError, match="must be a JSON record with a string for reference"):
-        sample_rows("reference", [str(tmp_path / "held_out")], [], 1, 1, 0)
+    with pytest.raises(ValueError, match="rows"):
+        sample_rows("dialog", *settings, 3, 0)
 
 
 # Models
@@ -333,48 +278,14 @@ def test_a_filling_may_not_extend_a_kept_word(
     assert fillings[3] == ("never",)
 
 
-def test_prompts_start_a_document_and_long_ones_are_skipped(
-    tiny_causal: Callable[..., str],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+def test_long_prompts_are_skipped(
+    tiny_llama: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In instruction-tuned models, the bos token may be one that opens a chat turn."""
-    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-    folder = shutil.copytree(tiny_causal("llama", special), tmp_path / "chat")
-    tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    AutoTokenizer.from_pretrained(folder, **tokens).save_pretrained(folder)
-    filler = filler_of(str(folder))
-    rows: list[Any] = []
-
-    def generate(given: Sequence[Any], _: int) -> list[str]:
-        rows.extend(given)
-        return [" fine"] * len(given)
-
-    monkeypatch.setattr(filler, "_generate", generate)
+    filler = filler_of(tiny_llama("abcdefghijklmnopqrstuvwxyz .!"))
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        assert filler.complete(["The food was", "soup " * 9000], [3, 3]) == [" fine", ""]
-    assert filler.tokenizer.decode(rows[0]) == "<|endoftext|>The food was"
+        written = filler.complete(["the food was", "soup " * 9000], [9, 9])
+    assert written[1] == ""
     assert len(caplog.messages) == 1
-
-
-def test_the_leading_space_of_a_completion_is_kept_and_unknown_words_are_not() -> None:
-    vocabulary = {"<pad>": 0, "▁the": 1, "▁soup": 2, "s": 3, "<mask>": 4}
-    pieces = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
-    pieces.decoder = decoders.Metaspace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=pieces, pad_token="<pad>", mask_token="<mask>"
-    )
-    assert tokenizer.decode([2]) == "soup"
-
-    def generate(input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
-        return torch.cat([input_ids, torch.tensor([[2, 0], [3, 2], [2, 4]])], dim=1)
-
-    filler = SpanFiller.__new__(SpanFiller)
-    filler.tokenizer, filler.options = tokenizer, GenerationConfig()
-    filler.model = SimpleNamespace(device=torch.device("cpu"), generate=generate)
-    assert filler._generate([(1,), (1, 2), (1,)], 2) == [" soup", "s soup", ""]
 
 
 def test_a_paraphrase_is_the_farthest_of_a_beam(tiny_bart: str) -> None:
@@ -435,7 +346,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     return build
 
 
-@pytest.mark.parametrize("calls", range(4))
+@pytest.mark.parametrize("calls", [0, 2])
 def test_an_interrupted_build_is_resumed(build: Build, tmp_path: Path, calls: int) -> None:
     whole, interrupted = tmp_path / "whole.jsonl", tmp_path / "interrupted.jsonl"
     build(whole)
@@ -460,7 +371,7 @@ def test_a_file_of_other_settings_is_refused(build: Build, tmp_path: Path) -> No
     file = tmp_path / "pairs.jsonl"
     build(file)
     before = file.read_bytes()
-    for name, value in {"temperature": 0.5, "dtype": "bfloat16", "seed": 1}.items():
+    for name, value in {"temperature": 0.5, "labels": "fillings", "seed": 1}.items():
         with pytest.raises(ValueError, match=name):
             build(file, **{name: value})
     with pytest.raises(ValueError, match="texts"):
@@ -477,8 +388,6 @@ def test_a_kind_decides_what_b_is(build: Build, tmp_path: Path) -> None:
     pairs = read_pair_file(str(tmp_path / "pairs.jsonl"))
     assert len(pairs) == len(TEXTS) - 1  # the filler fails for one
     assert {pair.b for pair in pairs} < {f"fact {i}\n\n\nhm" for i in range(len(TEXTS))}
-    with pytest.raises(ValueError, match="labels"):
-        build(tmp_path / "pairs.jsonl", lines, **{**settings, "labels": "words"})
     with pytest.raises(ValueError, match="kind"):
         build(tmp_path / "other.jsonl", kind="chat")
 

@@ -17,8 +17,6 @@ from ctrlreward.recipes.papers.ctc.pairs import (
     read_passages,
     replace_units,
     stem,
-    unit_form,
-    unit_pool,
 )
 from ctrlreward.recipes.text_files import WORD
 
@@ -96,14 +94,6 @@ def test_each_word_has_one_label(
             assert (match.span() in put_in | absent) == lacking
 
 
-def test_units_are_replaced_by_their_like() -> None:
-    pool = unit_pool(["Nobody saw Ivor Keld in 1802, and 4,500 walls were painted.", "Fog came."])
-    names = {"word": ["saw", "came"], "name": ["Ivor Keld"], "year": ["1802"]}
-    assert pool == {**names, "number": ["4,500"], "s": ["walls"], "ed": ["painted"]}
-    forms = [unit_form(unit) for unit in ("2019", "12", "Ivor Keld", "going", "sky")]
-    assert forms == ["year", "number", "name", "ing", "word"]
-
-
 def test_half_of_the_contexts_lack_the_text(novel: str) -> None:
     settings = PassagePairs([novel], 12, (20, 45), replaced=(0, 0))
     pairs = settings.build()
@@ -118,12 +108,3 @@ def test_half_of_the_contexts_lack_the_text(novel: str) -> None:
     lowered = replace(settings, lower=1.0).build()
     assert all(pair.a == pair.a.lower() and pair.b == pair.b.lower() for pair in lowered)
     assert [p.hallucinated for p in lowered] == [p.hallucinated for p in pairs]
-
-
-def test_of_absent_words_names_count(tmp_path: Path) -> None:
-    text = "Rain fell. Gulls slept on Arlen pier. Carts rolled by. Bells rang out loudly. "
-    (tmp_path / "t").write_text((text * 4 + "\n\n") * 2)
-    common = PassagePairs([str(tmp_path / "t")], 2, (5, 12), (1, 1), (0, 0))
-    pairs = [pair for seed in range(20) for pair in replace(common, seed=seed).build()]
-    assert {pair.a[s:e] for pair in pairs for s, e in pair.hallucinated} == {"Arlen"}
-    assert {"Gulls", "loudly"} <= {pair.a[s:e] for pair in pairs for s, e in pair.unknown}

@@ -141,7 +141,6 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
     for line in lines:
         for name in word:
             assert line["outputs"][name] == f"{line['source'][:-2]} {word[name]} ."
-        assert line["outputs"]["copying"] == line["source"]
         assert line["label"] == ("sweet" if "cold" in line["source"] else "sour")
 
     test = json.loads((run / "test.json").read_text())
@@ -152,14 +151,11 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
     quality = scoring_models.quality()
     sources, labels = ([line[key] for line in lines] for key in ("source", "label"))
     for name, figures in test["systems"].items():
-        outputs = [line["outputs"][name] for line in lines]
+        outputs = [{"copying": line["source"], **line["outputs"]}[name] for line in lines]
         samples = Samples(outputs, sources=sources, labels=labels)
         corpus = quality.corpus(samples)
         for key in ("accuracy", "similarity", "perplexity", "gm"):
             assert figures[key] == pytest.approx(corpus[key]), (name, key)
-        assert figures["failed"] == np.isnan(quality["gm"](samples)).sum()
-        tokens = [line["scores"][name]["tokens"] for line in lines]
-        assert tokens == [len(text) for text in samples.texts]  # the model reads characters
     quality.release()
     assert test["systems"]["copying"]["bleu"] != test["systems"]["best_gm"]["bleu"]
 
@@ -171,10 +167,6 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
     for translation in translations:
         stem = translation["source"][:-2]
         assert translation["outputs"] == {name: f"{stem} {word[name]} ." for name in word}
-    (tmp_path / "m0").mkdir()
-    plain = TransferReport(str(tmp_path / "m0"), Sentences(files, count=2), scoring_models)
-    fit(tmp_path / "m0", plain)
-    assert not (tmp_path / "m0" / "translations.jsonl").exists()
 
 
 def test_what_is_missing_is_said_before_training(
@@ -186,9 +178,8 @@ def test_what_is_missing_is_said_before_training(
     tested = TransferReport(str(tmp_path / "run"), sentences, scoring_models)
     with pytest.raises(MisconfigurationException, match="sentences"):
         fit(tmp_path / "run", tested, everything)
-    other = TransferReport(str(tmp_path / "run"), sentences, scoring_models, name="dev")
-    with pytest.raises(MisconfigurationException, match="dev/corpus/gm"):
-        fit(tmp_path / "run", other)
+    with pytest.raises(MisconfigurationException, match="score/corpus/gm"):
+        quiet_trainer(callbacks=[tested]).fit(Restyler(), datamodule=BoringDataModule())
     assert not (tmp_path / "run" / "test.json").exists()
 
 
