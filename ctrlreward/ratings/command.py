@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
@@ -19,12 +20,11 @@ from ctrlreward.preferences.accuracy import preferences
 from ctrlreward.ratings.agreement import fleiss_kappa, krippendorff_alpha
 from ctrlreward.ratings.rated_files import CTC_ASPECTS, read_rated, text_column
 from ctrlreward.ratings.report import report_correlations
-from ctrlreward.samples import JSON_KEYS
 from ctrlreward.scorers import Scorer
 from ctrlreward.scorers.components import name_components
 from ctrlreward.scorers.parts import samples_log, score_parts
 from ctrlreward.tables.columns import Columns, explained_columns, number_column
-from ctrlreward.tables.rows import Row, check_suffix, encode_rows, read_placed
+from ctrlreward.tables.rows import read_placed
 
 _COMMAND = "ctrlreward meta-eval"
 _DESCRIPTION = """Score a file with human ratings, and print how well the scores agree with the
@@ -45,7 +45,7 @@ _SCORERS = {"ctrleval": "CTRLEval", "ctc": "Alignment", "li2018": "Alignment"}
 
 # Options that take lists of words, and the others that are not a scorer's.
 _LISTS = ("--ratings", "--scorers", "--names", "--metrics")
-_OTHERS = "--help --columns --cluster --system --output --scores --resamples --seed"
+_OTHERS = "--help --columns --cluster --system --output --resamples --seed"
 
 
 def run(arguments: list[str]) -> None:
@@ -67,19 +67,12 @@ def run(arguments: list[str]) -> None:
     options: Any = {"as_group": False, "as_positional": True}
     parser.add_function_arguments(function, **options, skip={"log"})
     words = _words(kind, arguments[1:])
-    if not any(word.startswith("--scorers.help") for word in words):
-        # Other options and the file are checked before torch is imported, which takes seconds.
-        others = parser.parse_args([word for word in words if not word.startswith("--scorers")])
-        with user_errors():
-            if kind == "ctc" and not any(word.startswith("--scorers.aspects") for word in words):
-                ratings = read_rated(Path(others.data)).ratings
-                aspects = [CTC_ASPECTS[name] for name in ratings if name in CTC_ASPECTS]
-                words.append(f"--scorers.aspects={json.dumps(aspects)}")
-            elif kind in _SCORERS:
-                read_rated(Path(others.data))
-            else:
-                read_placed(others.data)
     with user_errors():
+        if kind == "ctc" and not any(re.match(r"--scorers\.(aspects|help)", w) for w in words):
+            others = parser.parse_args([word for word in words if not word.startswith("--scorers")])
+            ratings = read_rated(Path(others.data)).ratings
+            aspects = [CTC_ASPECTS[name] for name in ratings if name in CTC_ASPECTS]
+            words.append(f"--scorers.aspects={json.dumps(aspects)}")
         import_scorers(words)
     config = parser.parse_args(words)
     log = None if kind == "raters" else _log_path(config, parser.dump(config, format="json"))
@@ -104,7 +97,7 @@ def _words(kind: str, arguments: Sequence[str]) -> list[str]:
 
 def _log_path(config: Any, options: str) -> Path | None:
     """Return the file of the scores of these options, None where it can't be written."""
-    data, output = Path(config.data), config.get("scores") or config.get("output")
+    data, output = Path(config.data), config.get("output")
     digest = hashlib.sha256(options.encode()).hexdigest()[:8]
     folder = Path(output).parent if output else Path()
     return folder / f"{data.name}.{digest}.partial.jsonl" if os.access(folder, os.W_OK) else None
@@ -120,7 +113,6 @@ def rated(
     names: list[str] | None = None,
     metrics: Sequence[str] = (),
     output: Path | None = None,
-    scores: Path | None = None,
     resamples: int = 1000,
     seed: int = 0,
     log: Path | None = None,
@@ -138,22 +130,17 @@ def rated(
         names: One name per scorer, which prefixes the names of its scores (`small.coherence`).
         metrics: Columns of scores that the file already has, for example from `ctrlreward score`.
         output: JSON file for the correlations.
-        scores: File for the texts, ratings and scores of each row: .jsonl, .csv or .parquet.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap.
         log: File of the scores so far, from which a repeated call continues.
     """
     if not (scorers or metrics):
         raise ValueError("--scorers, --metrics (columns of the file) or both are needed")
-    if scores and not scorers:
-        raise ValueError("--scores needs --scorers: the file already has its --metrics")
     positive("resamples", resamples)
     not_negative("seed", seed)
     check_ending("output", output, ".json")
-    if scores is not None:
-        check_suffix(scores)
-    for path in filter(None, (output, scores)):
-        check_writable(path)
+    if output is not None:
+        check_writable(output)
     file = read_rated(data, ratings, columns, cluster, system, texts=bool(scorers))
     values = {name: number_column(file.rows, name, file.places) for name in metrics}
     components = {}
@@ -164,15 +151,6 @@ def rated(
             if both := sorted(values.keys() & components.keys()):
                 raise ValueError(f"{', '.join(both)} is both a column and a score. Pass --names.")
             values |= score_parts(components, file.samples, kept, file.places)
-    if scores is not None:
-        texts = file.samples.columns()
-        keys = [JSON_KEYS[name] for name in texts]
-        rows: list[Row] = [
-            dict(zip(keys, cells, strict=True)) for cells in zip(*texts.values(), strict=True)
-        ]
-        numbers = {f"rating/{name}": column for name, column in file.ratings.items()}
-        numbers |= {f"score/{name}": values[name] for name in components}
-        write_whole(scores, encode_rows(scores.suffix, rows, numbers))
     specs = {name: component.spec for name, component in components.items()}
     record = report_correlations(file, values, specs, resamples, seed)
     if output is not None:

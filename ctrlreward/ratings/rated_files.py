@@ -103,11 +103,10 @@ def read_rated(
         data: A .jsonl, .csv or .parquet file, or a file as published: CTRLEval's (.txt: label,
             prefix, text and three ratings, separated by tabs), CTC's (.json: dialogs, transfers or
             summaries), or Li et al.'s (.csv).
-        ratings: Columns of the ratings: `--ratings fluency overall`. A published file has its own.
-        columns: Column names of the file; null ignores a column (`--columns.prefix=null`).
-        cluster: Column that related rows share, such as a prefix or document; the bootstrap draws
-            clusters.
-        system: Column of the system that wrote each text, for correlations at system level.
+        ratings: Columns of the ratings. A published file has its own, and its own columns.
+        columns: Column names of the file.
+        cluster: Column that related rows share.
+        system: Column of the system that wrote each text.
         texts: Whether to read the texts.
 
     Raises:

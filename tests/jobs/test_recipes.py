@@ -72,7 +72,7 @@ def test_a_copy_is_one_file_that_names_files_which_exist(
     named = {each for each in nested(content) if isinstance(each, str) and each.endswith(".yaml")}
     assert all(Path(each).is_file() for each in named)
     shown = output.err.removeprefix("to try it: ctrlreward train ").removesuffix(" --smoke\n")
-    no_job = ("small", "literature", "as_printed", "official", "literature_data")
+    no_job = ("small", "as_printed", "official")
     no_job += ("ctrleval_as_published", "aligners_ctc")
     assert shown == ("" if name in no_job else str(copied))
 

@@ -19,7 +19,7 @@ from ctrlreward.plots import curve
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRANSFER = CONFIGS / "textual_transfer"
-ON_TOP = ("small", "literature", "as_printed", "official")
+ON_TOP = ("small", "as_printed", "official")
 JOBS = [
     [path]
     for path in sorted(CONFIGS.rglob("*.yaml"))

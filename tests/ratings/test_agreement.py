@@ -61,15 +61,6 @@ def test_alpha_equals_the_example_of_its_package() -> None:
     assert krippendorff_alpha(items, "interval") == pytest.approx(0.810845, abs=1e-6)
 
 
-def test_alpha_is_nan_for_fewer_than_two_different_ratings(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    a, b, none, pair = ["a", None], ["b", None], [None, None], ["a", "a"]
-    for ratings in ([a, b], [pair, b], [none, none], [pair, pair]):
-        assert math.isnan(krippendorff_alpha(ratings))
-    assert not recwarn.list
-
-
 def test_the_command_reads_a_column_per_rater(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
 ) -> None:

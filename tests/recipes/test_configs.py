@@ -18,7 +18,7 @@ from ctrlreward.files import JsonLog
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRANSFER = CONFIGS / "textual_transfer"
-ON_TOP = ("small", "literature", "as_printed", "official")
+ON_TOP = ("small", "as_printed", "official")
 LINES = 400  # of each file
 JOBS = [
     [path]
@@ -62,15 +62,10 @@ def data(
             copy.parent.mkdir(parents=True, exist_ok=True)
             with open(path, encoding="utf-8") as lines:
                 copy.write_text("".join(islice(lines, LINES)), encoding="utf-8")
-    literature = tmp_path / "runs" / "literature" / "data"
-    literature.mkdir(parents=True)
     for i in (0, 1):
         known = folder / f"yelp_shen/sentiment.test.{i}"
         lines = known.read_text("utf-8").splitlines()
         known.with_name(f"sentiment.train.{i}").write_text("\n".join(lines[300:]) + "\n")
-        for k, split in enumerate(("train", "dev", "test")):
-            part = lines[100 * k : 100 * (k + 1)]
-            (literature / f"{split}.{i}").write_text("\n".join(part) + "\n")
     words = {word for file in (folder / "yelp_shen").iterdir() for word in file.read_text().split()}
     vectors = WordVectors(
         {word: [float(i % 3 - 1), 1.0 + i % 5] for i, word in enumerate(sorted(words))}

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ctrlreward import CTRLEval, Samples
-from ctrlreward.ratings.rated_files import read_rated
 from ctrlreward.recipes.papers.ctrleval import biased_sample, main, quality_levels
 from ctrlreward.scorers import LexiconSentiment
 from ctrlreward.scorers.task import Task
@@ -167,16 +166,6 @@ def test_levels_keep_the_order_of_the_ratings(ratings: list[float]) -> None:
         assert (same := [level for s, level in rated if s == r]) == sorted(same)
     sizes = [sum(level == of for _, of in rated) for level in (1, 2, 3, 4)]
     assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize("rating", ASPECTS)
-def test_the_papers_levels_have_90_texts_each(rating: str, data_dir: Path) -> None:
-    """As in Figure 3, and as Python sorts the rows of the file."""
-    ratings = read_rated(data_dir / "ctrleval" / "data_senti.txt").ratings[rating]
-    found = quality_levels(ratings)
-    for level in (1, 2, 3, 4):
-        rows = sorted(range(360), key=ratings.__getitem__)[90 * (level - 1) : 90 * level]
-        assert np.flatnonzero(found == level).tolist() == sorted(rows)
 
 
 @pytest.mark.parametrize("favoured", [1, 2, 3, 4])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,24 +49,6 @@ def test_passages_are_runs_of_whole_sentences(novel: str) -> None:
     assert passages == read_passages([novel], (20, 45), 12, 0)
     with pytest.raises(ValueError, match="passages, fewer than 99"):
         read_passages([novel], (20, 45), 99, 0)
-
-
-def test_a_pair_is_labelled_by_its_context() -> None:
-    text = "The ferry of Arlen reached 12 empty harbours in 1999."
-    context = "In May the ferries of Arlen were empty; 12 came back."
-    kept, put_in, absent, function = replace_units(text, context, POOL, 0, random.Random(0))
-    assert kept == text
-    assert put_in == ()
-    assert [text[s:e] for s, e in absent] == ["reached", "harbours", "1999"]
-    assert [text[s:e] for s, e in function] == ["The", "of", "in"]
-    new, put_in, absent, _ = replace_units(text, context, POOL, 1, random.Random(0))
-    assert re.fullmatch(
-        r"The (granite|orchard) of (Ivor Keld|Lorne) reached (77|4,500) (granite|orchard) harbours "
-        r"in 1999\.",
-        new,
-    )
-    assert [new[s:e] for s, e in absent] == ["reached", "harbours", "1999"]
-    assert not {stem(new[s:e]) for s, e in put_in} & {stem(w) for w in WORD.findall(context)}
 
 
 @given(

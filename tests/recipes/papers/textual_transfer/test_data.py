@@ -143,39 +143,9 @@ def test_words_move_by_less_than_the_distance(
     assert not same if distance >= 3 else True
 
 
-def test_paraphrases_come_in_batches_of_their_own(folder: Path) -> None:
-    pairs = [(f"{a} soup", f"the soup is {a}") for a in ("bad", "cold", "great", "slow", "odd")]
-    data = sentences_of(folder)
-    data.pairs = pairs
-    known = [tuple(data.tokenizer.decode(data.tokenizer(s).input_ids) for s in p) for p in pairs]
-    seen = set()
-    for step in (0, 4, 8, 12):
-        for batch in epoch_of(data, step):
-            sides = texts_of(data, batch.source_pairs), texts_of(data, batch.target_pairs)
-            assert batch.source_lengths.tolist() == [len(u.split()) for u in sides[0]]
-            assert batch.target_lengths.tolist() == [len(v.split()) for v in sides[1]]
-            assert 1 <= len(sides[0]) <= 4
-            seen |= set(zip(*sides, strict=True))
-    assert seen == set(known)
-
-
 # Vocabularies
 
 TEXTS = ["the soup was warm .", "the room was small and the bed was old .", "Warm  soup !"]
-
-
-def test_words_are_those_that_occur_often_enough(data_dir: Path) -> None:
-    lines = (data_dir / "yelp_shen" / "sentiment.test.0").read_text("utf-8").splitlines()[:3000]
-    counts = Counter(word for line in lines for word in line.lower().split())
-    tokenizer = word_vocabulary(lines)
-    words = tokenizer.convert_ids_to_tokens(range(4, len(tokenizer)))
-    assert set(words) == {word for word, count in counts.items() if count >= 5}
-    falling = [counts[word] for word in words]
-    assert falling == sorted(falling, reverse=True)
-    assert tokenizer.get_vocab() == word_vocabulary(reversed(lines)).get_vocab()
-    for line in lines[:200]:
-        known = [word if counts[word] >= 5 else "<unk>" for word in line.split()]
-        assert tokenizer.decode(tokenizer(line).input_ids) == " ".join(known)
 
 
 def test_special_tokens_come_first_and_are_not_added() -> None:
