@@ -598,11 +598,11 @@ class SpanFiller:
             [self.options.pad_token_id] * n + [*row] for n, row in zip(shifts, rows, strict=True)
         ]
         mask = [[0] * n + [1] * len(row) for n, row in zip(shifts, rows, strict=True)]
+        self.options.max_new_tokens = new_tokens
         outputs = self.model.generate(  # type: ignore[operator]  # the type says Tensor | Module
             input_ids=torch.tensor(ids, device=self.model.device),
             attention_mask=torch.tensor(mask, device=self.model.device),
             generation_config=self.options,
-            max_new_tokens=new_tokens,
         )
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         ends = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
