@@ -145,7 +145,7 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
 
     def on_fit_start(self) -> None:
         """Raise before any training if the folder must not be replaced."""
-        self.check_replaceable()
+        self.check_replaceable("fit")
 
     def write_model(self, folder: Path) -> dict[str, Any]:
         """Write model and tokenizer; a ValueError if the training has diverged."""
