@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from side_by_side import DATA, Work, compare, parse_options
+from side_by_side import DATA, compare, parse_options
 
 from ctrlreward import Samples
 from ctrlreward.models.sources import resolve
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers import Alignment
 
-SUITE = "ctc"
 MODEL = "minilm-l6"
 LAYERS = 6
 
@@ -42,51 +41,22 @@ def dialogs(count: int) -> Samples:
     )
 
 
-def scoring(scorer: Alignment, samples: Samples) -> Work:
-    """Return a callable that scores both directions, y → x and x → y."""
-    scorer.load()
-
-    def work() -> np.ndarray:
-        scores = scorer.score(samples)
-        return np.concatenate([scores["preservation_output"], scores["preservation_source"]])
-
-    return work
-
-
 def peers() -> tuple[Any, Any]:
-    """Return the packages' classes for embedding alignment, with our model.
+    """Return the packages' classes for embedding alignment, with our model."""
+    import nltk
+    from bert_score import BERTScorer
 
-    Raises:
-        SystemExit: A package is not installed.
-    """
-    try:
-        import nltk
+    with tempfile.TemporaryDirectory() as folder:
+        # ctc_score loads NLTK's stop words at import, although the mean of E does not use them.
+        words = Path(folder) / "corpora" / "stopwords"
+        words.mkdir(parents=True)
+        text = (DATA / "stopwords_english.txt").read_text(encoding="utf-8")
+        (words / "english").write_text(text, encoding="utf-8")
+        nltk.data.path.insert(0, folder)
+        from ctc_score.models.bert_aligner import BERTAligner
 
-        with tempfile.TemporaryDirectory() as folder:
-            # ctc_score loads NLTK's stop words at import, although the mean of E does not use them.
-            words = Path(folder) / "corpora" / "stopwords"
-            words.mkdir(parents=True)
-            text = (DATA / "stopwords_english.txt").read_text(encoding="utf-8")
-            (words / "english").write_text(text, encoding="utf-8")
-            nltk.data.path.insert(0, folder)
-            from ctc_score.models.bert_aligner import BERTAligner
-
-        from bert_score import BERTScorer
-    except ImportError as error:
-        raise SystemExit(f"{error}: pip install 'ctrlreward[bench]'") from error
     model = {"model_type": resolve(MODEL), "num_layers": LAYERS, "device": "cpu"}
     return BERTAligner(aggr_type="mean", **model), BERTScorer(**model)
-
-
-def by_ctc_score(aligner: Any, samples: Samples) -> np.ndarray:
-    pairs = list(zip(samples.texts, samples.sources, strict=True))
-    directions = [*pairs, *((x, y) for y, x in pairs)]
-    return np.array([aligner.get_score(a, b, remove_stopwords=False) for a, b in directions])
-
-
-def by_bert_score(scorer: Any, samples: Samples) -> np.ndarray:
-    precision, recall, _ = scorer.score(list(samples.texts), list(samples.sources))
-    return np.concatenate([precision.numpy(), recall.numpy()])
 
 
 def main() -> None:
@@ -94,15 +64,22 @@ def main() -> None:
     scorer = Alignment(MODEL, dtype="float32")
     package, batched = peers()
     samples = dialogs(options.texts)
-    ours = scoring(scorer, samples)
-    compare(
-        *(SUITE, "E, ctc_score", ours, lambda: by_ctc_score(package, samples), options.runs),
-        "ctc_score 0.1.3",
-    )
-    compare(
-        *(SUITE, "E, bert-score", ours, lambda: by_bert_score(batched, samples), options.runs),
-        "bert-score 0.3.13",
-    )
+
+    def ours() -> np.ndarray:
+        scores = scorer.score(samples)
+        return np.concatenate([scores["preservation_output"], scores["preservation_source"]])
+
+    def by_ctc_score() -> np.ndarray:
+        pairs = list(zip(samples.texts, samples.sources, strict=True))
+        directions = [*pairs, *((x, y) for y, x in pairs)]
+        return np.array([package.get_score(a, b, remove_stopwords=False) for a, b in directions])
+
+    def by_bert_score() -> np.ndarray:
+        precision, recall, _ = batched.score(list(samples.texts), list(samples.sources))
+        return np.concatenate([precision.numpy(), recall.numpy()])
+
+    compare("ctc", "E, ctc_score", ours, by_ctc_score, options.runs, "ctc_score 0.1.3")
+    compare("ctc", "E, bert-score", ours, by_bert_score, options.runs, "bert-score 0.3.13")
 
 
 if __name__ == "__main__":

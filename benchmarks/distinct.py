@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from side_by_side import DATA, Work, compare, parse_options
+from side_by_side import DATA, compare, parse_options
 from transformers import GPT2TokenizerFast, PreTrainedTokenizerBase
 
 from ctrlreward import Samples
@@ -19,8 +19,6 @@ from ctrlreward.functional.diversity import distinct_n
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.recipes.papers.reproduction.prefixes import SENTIMENT_PREFIXES, TOPIC_PREFIXES
 from ctrlreward.scorers import Distinct
-
-SUITE = "distinct"
 
 
 def gpt2_tokenizer() -> PreTrainedTokenizerBase:
@@ -35,8 +33,7 @@ def released_outputs(count: int) -> Samples:
     texts, text_prefixes = [], []
     for line in lines[:count]:
         text = json.loads(line)[1]
-        prefix = next((p for p in prefixes if text.startswith(p)), None)
-        if prefix is not None:
+        for prefix in [p for p in prefixes if text.startswith(p)][:1]:
             texts.append(text)
             text_prefixes.append(prefix)
     return Samples(texts=texts, prefixes=text_prefixes)
@@ -60,17 +57,6 @@ def looped(rows: list[list[int]], prefixes: list[str]) -> np.ndarray:
     return np.array(values)
 
 
-def scoring(scorer: Distinct, samples: Samples) -> Work:
-    """Return a callable that averages the scores over the prefixes."""
-    first_rows = [samples.prefixes.index(prefix) for prefix in dict.fromkeys(samples.prefixes)]
-
-    def work() -> np.ndarray:
-        scores = scorer.score(samples)
-        return np.array([scores[f"distinct_{n}"][first_rows].mean() for n in (1, 2, 3)])
-
-    return work
-
-
 def main() -> None:
     options = parse_options(__doc__, 1400)
     tokenizer = gpt2_tokenizer()
@@ -78,14 +64,20 @@ def main() -> None:
     samples = released_outputs(options.texts)
     texts, prefixes = samples.texts, samples.prefixes
     rows = tokenizer(texts, verbose=False).input_ids
+    first_rows = [prefixes.index(prefix) for prefix in dict.fromkeys(prefixes)]
+
+    def scored() -> np.ndarray:
+        scores = scorer.score(samples)
+        return np.array([scores[f"distinct_{n}"][first_rows].mean() for n in (1, 2, 3)])
+
     compare(
-        *(SUITE, "distinct_n of token ids"),
+        *("distinct", "distinct_n of token ids"),
         lambda: np.array([distinct_n(rows, n, prefixes) for n in (1, 2, 3)]),
         lambda: looped(rows, prefixes),
         *(options.runs, "one set per prefix"),
     )
     compare(
-        *(SUITE, "scorer, tokens included", scoring(scorer, samples)),
+        *("distinct", "scorer, tokens included", scored),
         lambda: looped([tokenizer.encode(text) for text in texts], prefixes),
         *(options.runs, "one set per prefix, texts tokenised one by one"),
     )

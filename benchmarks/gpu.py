@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import sys
 import tempfile
 import traceback
@@ -27,7 +26,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +37,7 @@ import pytorch_lightning as pl
 import torch
 from device_cases import CASES, SAMPLES, samples_of
 from random_models import Folders
+from scorer_cost import made
 from side_by_side import machine, quiet
 from step_clock import LightningClock, TimedTuner, now
 from torch.utils.data import DataLoader
@@ -60,6 +59,7 @@ class Card:
 
     def __init__(self, options: argparse.Namespace, place: Path) -> None:
         self.full, self.place = torch.cuda.is_available(), place
+        self.samples = made(256) if self.full else SAMPLES
         self.device = "cuda:0" if self.full else "second:0"
         self.folders = Folders(place / "models", tiny=not self.full, device=self.device)
         wanted = options.scorers or [""]
@@ -107,29 +107,13 @@ class Card:
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, self.device)
 
-    def texts(self, count: int, words: int = 60) -> Samples:
-        """Return samples of made-up words, with all columns."""
-        draw = np.random.default_rng(0)
-        known = ["".join(draw.choice([*ascii_lowercase], 4)) for _ in range(500)]
-        halves = [" ".join(draw.choice(known, words // 2)) for _ in range(10 * count)]
-        texts = [f"{first}. {last}." for first, last in zip(halves[::2], halves[1::2], strict=True)]
-        names = ("texts", "sources", "references", "contexts", "histories")
-        columns: Any = {name: texts[i::5] for i, name in enumerate(names)}
-        prefixes = [" ".join(text.split()[:3]) for text in columns["texts"]]
-        labels = [("positive", "negative")[i % 2] for i in range(count)]
-        return Samples(**columns, prefixes=prefixes, labels=labels)
-
 
 def difference(scores: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
     """Return the largest difference, relative above 1; infinite where one side alone is NaN."""
-    worst = 0.0
-    for name, values in expected.items():
-        ours, values = np.asarray(scores[name]), np.asarray(values)
-        if (np.isnan(ours) != np.isnan(values)).any():
-            return np.inf
-        apart = np.abs(ours - values) / np.maximum(1, np.abs(values))
-        worst = max(worst, float(np.nanmax(apart, initial=0.0)))
-    return worst
+    ours, values = (np.array([each[name] for name in expected]) for each in (scores, expected))
+    if (np.isnan(ours) != np.isnan(values)).any():
+        return np.inf
+    return float(np.nanmax(np.abs(ours - values) / np.maximum(1, np.abs(values)), initial=0.0))
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
@@ -139,30 +123,28 @@ def seconds_of(work: Callable[[], Any]) -> float:
 
 
 def scorers(card: Card) -> Cases:
-    def row(build: Callable[..., Any], samples: Samples) -> Row:
+    def compared(build: Callable[..., Any], samples: Samples) -> Row:
         expected = build(card.folders, {"device": "cpu", "dtype": "float32"}).score(samples)
-        found: Row = {}
-        for dtype in ("float32", "bfloat16"):
+        row: Row = {}
+        for dtype, tolerance in (("float32", TOLERANCE), ("bfloat16", sys.float_info.max)):
             before = card.live()
             scorer = build(card.folders, {"device": card.device, "dtype": dtype})
-            found[f"difference, {dtype}"] = difference(scorer.score(samples), expected)
-            found[f"MiB held, {dtype}"] = (card.live() - before) / MIB
+            row[f"difference, {dtype}"] = apart = difference(scorer.score(samples), expected)
+            row[f"MiB held, {dtype}"] = (card.live() - before) / MIB
             scorer.release()
-            found[f"MiB left, {dtype}"] = (card.live() - before) / MIB
-        close = found["difference, float32"] <= TOLERANCE
-        close &= found["difference, bfloat16"] < math.inf
-        freed = max(found["MiB left, float32"], found["MiB left, bfloat16"]) < 1
-        return found | {"passed": close and freed}
+            row[f"MiB left, {dtype}"] = left = (card.live() - before) / MIB
+            row["passed"] = row.get("passed", True) and apart <= tolerance and left < 1
+        return row
 
     for case, build in card.cases.items():
-        yield case, partial(row, build, samples_of(case, SAMPLES))
+        yield case, partial(compared, build, samples_of(case, SAMPLES))
 
 
 def memory(card: Card) -> Cases:
     """Scores with 60 % of the memory that one batch of all texts takes."""
 
     def row(name: str, kind: Callable[..., Any]) -> Row:
-        samples = card.texts(64) if card.full else SAMPLES
+        samples = card.samples[:64]
         scorer = kind(card.folders[name], device=card.device, dtype="float32", batch_tokens=2**20)
         scorer.load()
         before = card.live()
@@ -191,9 +173,10 @@ def memory(card: Card) -> Cases:
 
 def steps(card: Card) -> Cases:
     """Median seconds of a step by phase, after one that warms up."""
-    count = 4 if card.full else 1
-    sizes = (8, 48) if card.full else (2, 4)
-    generation = Generation(num_generations=sizes[0], max_completion_length=sizes[1])
+    count, completions, length, prefixes = (4, 8, 48, 2) if card.full else (1, 2, 4, 1)
+    generation = Generation(num_generations=completions, max_completion_length=length)
+    template = "A {label} review: {prefix}"
+    batch = build_prompts(["The hotel", "The film"][:prefixes], ["positive", "negative"], template)
 
     def row(model: str) -> Row:
         card.live()
@@ -216,8 +199,6 @@ def steps(card: Card) -> Cases:
             max_steps=count + 1,
             default_root_dir=str(card.place),
         )
-        prefixes = ["The hotel", "The film"][: sizes[0] // 4 or 1]
-        batch = build_prompts(prefixes, ["positive", "negative"], "A {label} review: {prefix}")
         batches: Any = [batch] * (count + 1)
         trainer.fit(tuner, DataLoader(batches, batch_size=None))
         seconds = {
@@ -233,7 +214,7 @@ def steps(card: Card) -> Cases:
 def speed(card: Card) -> Cases:
     def row(case: str, build: Callable[..., Any]) -> Row:
         scorer = build(card.folders, {"device": card.device})
-        samples = samples_of(case, card.texts(*((256, 60) if card.full else (4, 12))))
+        samples = samples_of(case, card.samples)
         scorer.score(samples[:2])  # loads the model
         card.start_peak()
         seconds = min(seconds_of(partial(scorer.score, samples)) for _ in "123")
