@@ -117,6 +117,7 @@ def count_words(texts: Sequence[str]) -> Counter[str]:
 
 
 _IGNORED = -100  # of `cross_entropy`
+_WORDS = 512  # that the model reads; longer texts are truncated in training
 
 
 class LanguageModelTrainer(ModelTrainer[Corpus]):
@@ -146,8 +147,6 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         dropout: Dropout probability of the embeddings and of each sublayer's output.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first twentieth of
             the steps and before linear decay to 0.
-        weight_decay: Weight decay of AdamW; biases and norms have none.
-        max_words: Most words of a text that the model reads; longer ones are truncated.
 
     Raises:
         ValueError: The width does not fit the heads.
@@ -165,15 +164,12 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         heads: int = 4,
         dropout: float = 0.1,
         learning_rate: float = 3e-3,
-        weight_decay: float = 0.1,
-        max_words: int = 512,
     ) -> None:
         super().__init__(folder)
         if width % (4 * heads):
             raise ValueError(f"width must be a multiple of 4 * heads = {4 * heads}, got {width}")
-        self.min_count, self.max_words = min_count, max_words
+        self.min_count, self.learning_rate = min_count, learning_rate
         self.width, self.layers, self.heads, self.dropout = width, layers, heads, dropout
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
     def setup(self, stage: str) -> None:
         """Build the tokenizer and the network for the words of the data."""
@@ -192,7 +188,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
                 num_attention_heads=self.heads,
                 embd_pdrop=self.dropout,
                 resid_pdrop=self.dropout,
-                max_position_embeddings=self.max_words,
+                max_position_embeddings=_WORDS,
                 tie_word_embeddings=True,
                 **{"bos_token_id": end, "eos_token_id": end, "pad_token_id": end},
             )
@@ -204,7 +200,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW with linear warm-up and decay."""
-        return self.warmed_adamw(self.learning_rate, self.weight_decay, 1 / 20)
+        return self.warmed_adamw(self.learning_rate, 0.1, 1 / 20)
 
     def on_train_batch_start(self, batch: list[str], batch_idx: int) -> None:
         """Seed dropout by the step, so that a resumed run repeats an uninterrupted one."""
@@ -239,7 +235,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         """Return the mean cross-entropy of words and ends, and their number."""
         end = self.tokenizer.eos_token_id
         reader = text_reader(self.tokenizer, batch)
-        encoded = reader(batch, truncation=True, max_length=self.max_words - 1).input_ids
+        encoded = reader(batch, truncation=True, max_length=_WORDS - 1).input_ids
         rows = [torch.tensor([end, *ids, end]) for ids in encoded]
         # Padding comes after the words, which do not attend to it: it needs no mask.
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=_IGNORED)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.models.classifier import LabelProbabilities
-from ctrlreward.models.dtypes import Dtype
 from ctrlreward.models.encoder import SentenceEncoder
 from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.recipes.trained_first import TrainedFirst
@@ -98,7 +96,6 @@ class ScoringModels:
         score_end: Count the end of a text in the perplexity; see `Perplexity`.
         thresholds: Thresholds of the GM; see `TransferQuality`.
         device: Device of those that a name or folder is given for.
-        dtype: Dtype of the language model; None picks by device.
     """
 
     classifier: str | LabelProbabilities
@@ -107,15 +104,13 @@ class ScoringModels:
     score_end: bool = False
     thresholds: tuple[float, float, float, float] = GM_THRESHOLDS
     device: str = "cpu"
-    dtype: Dtype | None = None
 
     def quality(self) -> TransferQuality:
         """Return a new scorer over these models, which all such scorers share."""
-        options: Any = {"score_end": self.score_end, "device": self.device, "dtype": self.dtype}
         return TransferQuality(
             Accuracy(self.classifier, device=self.device),
             Similarity(self.encoder, device=self.device),
-            Perplexity(self.language_model, **options),
+            Perplexity(self.language_model, score_end=self.score_end, device=self.device),
             thresholds=self.thresholds,
         )
 
@@ -139,11 +134,7 @@ class TransferData(PromptBatches):
         return self.sentences.prompts()
 
 
-def transfer_reward(
-    weights: dict[str, float],
-    scoring_models: ScoringModels,
-    given: Mapping[str, tuple[str, float]] | None = None,
-) -> Reward:
+def transfer_reward(weights: dict[str, float], scoring_models: ScoringModels) -> Reward:
     """Return a weighted sum of a sentence's GM and of its components.
 
     The GM is 0 if one component misses its threshold, as for many texts of an untuned policy,
@@ -152,11 +143,10 @@ def transfer_reward(
     Args:
         weights: Score of `TransferQuality` → weight at the start of training, 0 included.
         scoring_models: Models that compute the scores.
-        given: Name → another name and its required threshold, where the first counts (`Reward`).
     """
     quality = scoring_models.quality()
     components = {name: (quality[name], weight) for name, weight in weights.items()}
-    return Reward(components, given=given)
+    return Reward(components)
 
 
 def held_out_scores(scoring_models: ScoringModels) -> dict[str, Component]:

@@ -32,6 +32,11 @@ from ctrlreward.scorers.base import Scores, score
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 
+_NEIGHBOURS = 64  # sentences that lend words to each
+# Log odds from which on a word is one of a style. A rewriting has no word of the old style and one
+# or more of the new one.
+_STYLE_WORD = 1.4
+_KEPT = 0.75  # smallest share of a sentence's other words that a rewriting keeps
 _WINDOW = 250  # sentences whose candidates are judged at once
 _LONGER = 2  # words that an exchange may add
 _FINALISTS = 8  # candidates of a sentence that the language model reads
@@ -58,18 +63,11 @@ class PseudoPairs:
             held-out ones excepted.
         scoring_models: Encoder, which also finds the neighbours, classifier and language model.
         file: JSON Lines file of the pairs. If it exists, the pairs are read from it.
-        neighbours: Number of sentences that lend words to each, 1 or more.
-        style_word: Log odds (`word_log_odds`) from which on a word is one of a style. A rewriting
-            has no word of the old style and one or more of the new one.
-        min_kept: Smallest share of a sentence's other words that a rewriting keeps, 0 to 1.
     """
 
     sentences: Sentences
     scoring_models: ScoringModels
     file: str
-    neighbours: int = 64
-    style_word: float = 1.4
-    min_kept: float = 0.75
 
     def make(self) -> None:
         """Write the file if it does not exist.
@@ -82,10 +80,7 @@ class PseudoPairs:
             return
         pairs = list(self._pairs())
         if not pairs:
-            raise ValueError(
-                "no rewriting has a GM above 0. Use thresholds that fit the judges, or a lower "
-                "min_kept."
-            )
+            raise ValueError("no rewriting has a GM above 0. Use thresholds that fit the judges.")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, "".join(json_line(pair._asdict()) for pair in pairs))
         rank_zero_info(f"{path}: {len(pairs)} pairs of {2 * self.sentences.count} sentences")
@@ -108,8 +103,8 @@ class PseudoPairs:
         odds = word_log_odds(*texts.values())
         first, second = texts
         words = {
-            first: {word for word, value in odds.items() if -value >= self.style_word},
-            second: {word for word, value in odds.items() if value >= self.style_word},
+            first: {word for word, value in odds.items() if -value >= _STYLE_WORD},
+            second: {word for word, value in odds.items() if value >= _STYLE_WORD},
         }
         prompts = own.prompts()
         sources: dict[str, list[str]] = {first: [], second: []}  # by the style they get
@@ -124,7 +119,7 @@ class PseudoPairs:
         with track("pseudo-pairs", len(prompts), "sentences") as progress:
             for old, label in ((first, second), (second, first)):
                 lenders, vectors = texts[label], embedded(texts[label])
-                count = min(self.neighbours, len(lenders))
+                count = min(_NEIGHBOURS, len(lenders))
                 for start in range(0, len(sources[label]), _WINDOW):
                     window = sources[label][start : start + _WINDOW]
                     cosines = embedded(window) @ vectors.T
@@ -136,7 +131,7 @@ class PseudoPairs:
                             {
                                 text: support
                                 for text, support in texts_of.items()
-                                if self._exchanges(source, text, words[old], words[label])
+                                if _exchanges(source, text, words[old], words[label])
                             }
                         )
                     best = best_rewritings(window, candidates, label, quality)
@@ -144,13 +139,14 @@ class PseudoPairs:
                     progress.advance(len(window))
         quality.release()
 
-    def _exchanges(self, source: str, text: str, old: set[str], new: set[str]) -> bool:
-        """Return whether a rewriting has the style words of the new style, and the other words."""
-        kept = Counter(text.split())
-        if not (old.isdisjoint(kept) and new & kept.keys()):
-            return False
-        others = Counter(word for word in source.split() if word not in old)
-        return (others & kept).total() >= self.min_kept * others.total()
+
+def _exchanges(source: str, text: str, old: set[str], new: set[str]) -> bool:
+    """Return whether a rewriting has the style words of the new style, and the other words."""
+    kept = Counter(text.split())
+    if not (old.isdisjoint(kept) and new & kept.keys()):
+        return False
+    others = Counter(word for word in source.split() if word not in old)
+    return (others & kept).total() >= _KEPT * others.total()
 
 
 def word_log_odds(first: Sequence[str], second: Sequence[str]) -> dict[str, float]:

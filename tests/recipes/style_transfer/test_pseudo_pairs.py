@@ -69,7 +69,7 @@ def test_each_sentence_keeps_its_thing_and_gets_the_other_style(tmp_path: Path) 
     (tmp_path / "held_out").write_text("The bread was so lovely .\tx\n")
     files = {name: str(tmp_path / name) for name in ("sour", "sweet")}
     sentences = Sentences(files, count=10, exclude=[str(tmp_path / "held_out")])
-    pairs = PseudoPairs(sentences, RuleJudges(), str(tmp_path / "runs" / "pairs.jsonl"), 6)
+    pairs = PseudoPairs(sentences, RuleJudges(), str(tmp_path / "runs" / "pairs.jsonl"))
     pairs.make()
     content = Path(pairs.file).read_text()
     rows = [json.loads(line) for line in content.splitlines()]
@@ -87,7 +87,7 @@ def test_each_sentence_keeps_its_thing_and_gets_the_other_style(tmp_path: Path) 
     for source, prompt, label in zip(samples.sources, samples.prompts, samples.labels, strict=True):
         other = "sour" if label == "sweet" else "sweet"
         assert prompt == f"{other}: {source}\n{label}:"
-    replace(pairs, neighbours=1).make()  # another setting does not matter for a file that exists
+    replace(pairs, sentences=replace(sentences, count=1)).make()  # a file that exists is kept
     assert Path(pairs.file).read_text() == content
 
 
