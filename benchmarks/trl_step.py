@@ -66,7 +66,6 @@ def run_tuner(dtype: str, steps: int, folder: str) -> Clock:
     tuner = TimedTuner(
         MODEL["model"],
         relevance_reward(**MODEL["reward"]["init_args"]),
-        scale=MODEL["scale"],
         beta=MODEL["beta"],
         generation=Generation(**MODEL["generation"]),
         optimizer=OptimizerConfig(**MODEL["optimizer"]),
