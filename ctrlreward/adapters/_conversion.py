@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctrlreward.arguments import one_of
 from ctrlreward.reward import AnyReward, Reward
-from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples
+from ctrlreward.samples import COLUMN_OF, Samples
 
 # Filled in from the trainer's completions and prompts, so they can't be mapped.
 _FILLED_IN = ("texts", "prompts")
@@ -20,45 +21,38 @@ def check_columns(
 
     Raises a ValueError if it has an unknown column, or lacks one that the reward needs.
     """
+    known = [name for name, column in COLUMN_OF.items() if column not in _FILLED_IN]
     mapping: dict[str, str] = {}
     for name, source in (columns or {}).items():
-        column = COLUMN_OF.get(name)
-        if column is None or column in _FILLED_IN:
-            known = ", ".join(each for each in JSON_KEYS if each not in _FILLED_IN)
-            raise ValueError(f"columns must map columns of Samples ({known}), got {name!r}")
+        column = COLUMN_OF[one_of("a column", name, known)]
         if column in mapping:
             raise ValueError(f"columns maps {column!r} twice")
         mapping[column] = source
     # A RemoteReward is not asked: its server may start later.
-    components = reward.components if isinstance(reward, Reward) else {}
-    for component in components.values():
+    for component in reward.components.values() if isinstance(reward, Reward) else ():
         for name, reader in component.scorer.required_columns([component.name]).items():
             if name not in (*mapping, *_FILLED_IN, "groups"):
-                raise ValueError(
-                    f"{reader} needs the column {name!r} of Samples. Map it to a column of the "
-                    f"trainer: columns={{{name!r}: ...}}."
-                )
+                raise ValueError(f"{reader} needs the column {name!r}: columns={{{name!r}: ...}}")
     return mapping
 
 
-def check_pointwise(reward: AnyReward, caller: str) -> None:
-    """Raise a ValueError if a component depends on several samples, for trainers that pass one."""
+def check_single_samples(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
+    """Raise a ValueError unless a reward suits trainers that ask for one sample, and one number.
+
+    No component depends on several samples, or has the name of one of the `keys` of a result, and
+    `failed_score` is finite: a trainer would spread NaN to other samples.
+    """
+    if not math.isfinite(failed_score):
+        raise ValueError(f"failed_score must be finite, got {failed_score}")
     for name, component in reward.components.items():
+        if name in keys:
+            raise ValueError(f"a component must not be named {name!r}, a key of every result")
         if not component.scorer.pointwise:
             raise ValueError(
-                f"{name} is computed over several samples at once, but {caller} gets one sample at "
-                "a time. Leave it out, or monitor it in validation. For a function that reads each "
-                "text alone, use FunctionScorer(function, pointwise=True)."
+                f"{name} is computed over several samples at once, but this trainer asks for one "
+                "at a time. Monitor it in validation, or, for a function that reads each text "
+                "alone, use FunctionScorer(function, pointwise=True)."
             )
-
-
-def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
-    """Raise unless `failed_score` is finite, and no component has the name of a result's key."""
-    if not math.isfinite(failed_score):  # the trainer would spread it to other samples
-        raise ValueError(f"failed_score must be finite, got {failed_score}")
-    for name in keys:
-        if name in reward.components:
-            raise ValueError(f"a component must not be named {name!r}, a key of every result")
 
 
 def build_samples(
@@ -74,13 +68,9 @@ def build_samples(
     doesn't pass them. `columns` maps columns of `Samples` to names in the table.
     """
     known = dict(table) if prompts is None else {"prompt": prompts, **table}
-    for name, source in columns.items():
-        if source not in known:
-            raise ValueError(
-                f"columns maps {name!r} to {source!r}, but the dataset has "
-                f"{', '.join(known) or 'no columns'}"
-            )
-    mapped = {name: known[source] for name, source in columns.items()}
+    mapped = {
+        name: known[one_of(f"columns[{name!r}]", source, known)] for name, source in columns.items()
+    }
     if "groups" in mapped:
         mapped["groups"] = [str(group) for group in mapped["groups"]]  # ids are often numbers
     elif prompts is not None:
@@ -90,16 +80,19 @@ def build_samples(
     return Samples(texts=mapped["prefixes"], prompts=prompts, **mapped).completed(completions)
 
 
-def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
-    """Return the text after the prompt in each query; raise a ValueError if it lacks one."""
+def completions_of(
+    queries: Sequence[str], prompts: Sequence[str], end_tokens: Sequence[str] = ()
+) -> list[str]:
+    """Return the text after the prompt in each query, up to its first end token.
+
+    Raises a ValueError if a query does not start with its prompt.
+    """
+    completions = []
     for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
         if not query.startswith(prompt):
             raise ValueError(f"queries[{i}] does not start with prompts[{i}], it may be truncated")
-    return [query[len(prompt) :] for query, prompt in zip(queries, prompts, strict=True)]
-
-
-def without(tokens: Sequence[str], text: str) -> str:
-    """Return a text without special tokens."""
-    for token in tokens:
-        text = text.replace(token, "")
-    return text
+        completion = query[len(prompt) :]
+        for token in end_tokens:
+            completion = completion.partition(token)[0]
+        completions.append(completion)
+    return completions

@@ -25,8 +25,7 @@ class BestCheckpoint:
 
     `<folder>/best_checkpoint.json` has `step`, `checkpoint` (a path, or null while no checkpoint on
     disk met the constraints), `value`, `reason`, `stop_step` and `alarm_step`. It names only what
-    is on disk: if the trainer saves after it validates, `pending` is the step of a better one until
-    the next validation, or `refresh` after the last.
+    is on disk; call `refresh` after the last checkpoint was saved.
     `<folder>/metrics.jsonl` has the metrics of all validations, for `ctrlreward select`. A resumed
     run replaces rows of the same and later steps. Save as often as you validate.
 
@@ -43,8 +42,8 @@ class BestCheckpoint:
         decided: The decisions at each validation so far.
 
     Raises:
-        ValueError: `checkpoint` does not contain `{step}`, `keep` is not positive, or there is no
-            best rule to keep by. When called: no validation has had a key of a rule.
+        ValueError: `keep` is not positive, or there is no best rule to keep by. When called: no
+            validation has had a key of a rule.
 
     Examples:
         >>> from ctrlreward.selection import BestRule, RunRules
@@ -63,8 +62,6 @@ class BestCheckpoint:
         checkpoint: str = "global_step_{step}",
         keep: int | None = None,
     ) -> None:
-        if "{step}" not in checkpoint:
-            raise ValueError(f"checkpoint must have {{step}}, got {checkpoint!r}")
         if keep is not None and rules.best is None:
             raise ValueError("keep needs rules with best, the rule to keep checkpoints by")
         self.folder = Path(folder)
@@ -89,61 +86,48 @@ class BestCheckpoint:
             for key, value in metrics.items()
             if isinstance(value, int | float | np.number) and type(value) is not bool
         }
-        rows = self._history.read()
-        if rows and rows[-1]["step"] >= step:
-            self._history.replace(row for row in rows if row["step"] < step)
-        self._history.append({"step": int(step), **numbers})
-        rows = self._history.read()
+        rows = [row for row in self._history.read() if row["step"] < step]
+        rows.append({"step": int(step), **numbers})
+        self._history.replace(rows)
         self._evidence[step] = evidence or {}
-        keys = {key for row in rows for key in row}
+        logged = {key for row in rows for key in row}
         for key in (*self.rules.monitored, *self.rules.others):
-            if key not in keys:
-                raise ValueError(f"{key!r} is not logged, must be one of {sorted(keys)}")
+            if key not in logged:
+                raise ValueError(f"{key!r} is not logged, must be one of {sorted(logged)}")
         steps = []
         for row in rows:
-            at = row.pop("step")
-            values = {key: math.nan if v is None else v for key, v in row.items()}  # as JSON has it
+            values = {key: math.nan if value is None else value for key, value in row.items()}
+            at = int(values.pop("step"))
             steps.append((at, values, self._evidence.get(at, {})))
         self.decided = list(self.rules.replay(self.rules.validations(steps)))
-        self._write(pending=True)
+        self.refresh()
         return self.decided[-1]
 
     def refresh(self) -> None:
-        """Name the best checkpoint that is on disk now, after the last one was saved."""
-        if self.decided:
-            self._write(pending=False)
-
-    def _write(self, pending: bool) -> None:
-        """Write the file, and remove what is not kept; a pending checkpoint is saved later."""
-        best, pareto, last = self.rules.best, self.rules.pareto, self.decided[-1]
-        now = last.validation.step
+        """Name the best checkpoint that is on disk now, and remove those that are not kept."""
+        best, pareto = self.rules.best, self.rules.pareto
         seen = [each.validation for each in self.decided]  # with alarms, which are metrics
-        saved = {each.step for each in seen if self._path(each.step).exists()}
+        saved = [snapshot for snapshot in seen if self._path(snapshot.step).exists()]
         chosen: list[Decided] = []  # as if only what is saved had been validated
         if best is not None or pareto is not None:
             top = None if best is None else replace(best, top_k=self.keep or best.top_k)
-            of_saved = (each for each in seen if each.step in saved)
-            chosen = list(RunRules(top, pareto=pareto).replay(of_saved))
-        step = chosen[-1].best if chosen else None
-        content = self.rules.choice(
-            self.decided,
-            chosen[-1] if chosen else None,
-            None if step is None else str(self._path(step)),
-        )
-        content["pending"] = now if pending and last.best == now and now not in saved else None
+            chosen = list(RunRules(top, pareto=pareto).replay(saved))
+        last = chosen[-1] if chosen else None
+        path = None if last is None or last.best is None else str(self._path(last.best))
+        content = self.rules.choice(self.decided, last, path)
         write_whole(self.folder / "best_checkpoint.json", json_text(content))
         if self.keep is not None:
-            self._remove(chosen, saved)
+            self._remove(chosen)
 
-    def _remove(self, chosen: list[Decided], saved: set[int]) -> None:
-        """Remove checkpoints that the best rule has dropped."""
+    def _remove(self, chosen: list[Decided]) -> None:
+        """Remove checkpoints that the best rule has dropped; a run resumes from the last."""
         kept = {each.best for each in chosen[-1:]}
         for each in chosen:
             if each.keep is not None:
                 kept |= {each.validation.step} if each.keep.keep else set()
                 kept -= {*each.keep.dropped} - {chosen[-1].best}
         pointed, root = set(pointed_to(self.folder)), self.folder.resolve()
-        for step in sorted(saved)[:-1]:  # the last one is to resume from
+        for step in [each.validation.step for each in chosen][:-1]:
             path = self._path(step)
             own = not path.is_symlink() and path.resolve().is_relative_to(root)
             if step not in kept and own and path.resolve() not in pointed:

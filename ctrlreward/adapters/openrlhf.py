@@ -7,42 +7,39 @@ hand first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from ctrlreward.adapters._conversion import (
     build_samples,
     check_columns,
-    check_failed_score,
-    check_pointwise,
+    check_single_samples,
     completions_of,
-    without,
 )
-from ctrlreward.reward import AnyReward, RewardLike, as_reward
+from ctrlreward.reward import RewardBatch, RewardLike, as_reward
+from ctrlreward.samples import Samples
 
 
 def as_reward_func(
     reward: RewardLike,
-    special_tokens: str | Sequence[str],
+    end_tokens: str | Sequence[str],
     failed_score: float,
     columns: Mapping[str, str] | None = None,
-) -> Callable[..., dict[str, Any]]:
+) -> OpenRLHFReward:
     """Return a function of n queries (prompt + completion), n prompts and n labels.
 
     The function returns `rewards` and `scores`, which are both the total, and `extra_logs` with
-    each component and `failed` (1.0 or 0.0): float32 tensors of shape (n,). The components of a
-    failed sample are NaN.
+    each component and `failed` (1.0 or 0.0): float32 tensors of shape (n,). All values of a failed
+    sample are `failed_score`, so that the mean of a component over the others is
+    (mean - rate * failed_score) / (1 - rate).
 
     Args:
         reward: Reward whose scores depend on one sample alone, or the arguments of `Reward`.
-        special_tokens: Tokens to remove from completions, since OpenRLHF decodes with special
-            tokens: the tokenizer's `all_special_tokens`. A string is one token.
+        end_tokens: Tokens that end a completion, since OpenRLHF decodes with special tokens: the
+            tokenizer's `eos_token`. What follows the first one is not scored.
         failed_score: Score of a failed sample, a finite number: NaN would spread to others.
         columns: Column of `Samples` → `"label"` or `"prompt"`. Texts are prefix + completion if
             `prefixes` is mapped, else the completion alone.
@@ -56,36 +53,51 @@ def as_reward_func(
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
-        >>> reward_func = as_reward_func(similarity, ["<eos>"], -1.0, {"sources": "label"})
+        >>> reward_func = as_reward_func(similarity, "<eos>", -1.0, {"sources": "label"})
         >>> reward_func(["Reword: broth<eos>"], ["Reword: "], ["soup"])["rewards"]
         tensor([0.6000])
     """
-    reward = as_reward(reward)
-    check_pointwise(reward, "OpenRLHF's reward_func")
-    check_failed_score(reward, failed_score, ["failed"])
-    tokens = (special_tokens,) if isinstance(special_tokens, str) else tuple(special_tokens)
-    return _RewardFunc(reward, tokens, failed_score, check_columns(columns, reward))
+    return OpenRLHFReward(reward, end_tokens, failed_score, columns)
 
 
-@dataclass(frozen=True, eq=False)
-class _RewardFunc:
-    """Reward function: an object instead of a closure, which doesn't pickle."""
+class OpenRLHFReward:
+    """The function of `as_reward_func`: an object instead of a closure, which doesn't pickle."""
 
-    reward: AnyReward
-    special_tokens: tuple[str, ...]
-    failed_score: float
-    columns: Mapping[str, str]
+    def __init__(
+        self,
+        reward: RewardLike,
+        end_tokens: str | Sequence[str],
+        failed_score: float,
+        columns: Mapping[str, str] | None,
+    ) -> None:
+        self.reward, self.failed_score = as_reward(reward), failed_score
+        self.end_tokens = (end_tokens,) if isinstance(end_tokens, str) else tuple(end_tokens)
+        self.columns = check_columns(columns, self.reward)
+        check_single_samples(self.reward, failed_score, ["failed", "rewards"])
 
     def __call__(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
     ) -> dict[str, Any]:
-        texts = [without(self.special_tokens, each) for each in completions_of(queries, prompts)]
-        batch = self.reward(build_samples(texts, prompts, {"label": labels}, self.columns))
-        total = _tensor(np.where(batch.failed, self.failed_score, batch.total))
-        logged = {**batch.components, "failed": batch.failed}
-        logs = {name: _tensor(values) for name, values in logged.items()}
-        return {"rewards": total, "scores": total, "extra_logs": logs}
+        """Return the tensors that OpenRLHF reads."""
+        values = self.values(self.reward(self.samples(queries, prompts, labels)))
+        tensors = {
+            name: torch.tensor(scores, dtype=torch.float32) for name, scores in values.items()
+        }
+        total = tensors.pop("rewards")
+        return {"rewards": total, "scores": total, "extra_logs": tensors}
 
+    def samples(
+        self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any] | None
+    ) -> Samples:
+        """Return the samples of n queries."""
+        completions = completions_of(queries, prompts, self.end_tokens)
+        table = {} if labels is None else {"label": labels}
+        return build_samples(completions, prompts, table, self.columns)
 
-def _tensor(values: npt.NDArray[Any]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32)
+    def values(self, batch: RewardBatch) -> dict[str, list[float]]:
+        """Return finite numbers for n samples: `rewards`, each component, and `failed`."""
+        values = {}
+        for name, scores in {"rewards": batch.total, **batch.components}.items():
+            valid = ~batch.failed & np.isfinite(scores)
+            values[name] = np.where(valid, scores, self.failed_score).tolist()
+        return {**values, "failed": batch.failed.astype(float).tolist()}

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,15 +27,15 @@ from torchmetrics.utilities import dim_zero_cat
 
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scorer, score
+from ctrlreward.scorers.base import Component, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 
 
+@dataclass
 class _Shared:
     """A component that deep copies share, so that models are never copied."""
 
-    def __init__(self, component: Component) -> None:
-        self.component = component
+    component: Component
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
         return self
@@ -45,14 +44,7 @@ class _Shared:
 class _ScoreMetric(Metric):
     """Base class of metrics over one component; other keywords go to `torchmetrics.Metric`."""
 
-    is_differentiable = False
     full_state_update = False
-    __jit_unused_properties__: ClassVar = [  # torch.jit.script compiles all others
-        *Metric.__jit_unused_properties__,
-        "component",
-        "dtype",
-        "higher_is_better",
-    ]
 
     def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -61,10 +53,6 @@ class _ScoreMetric(Metric):
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Module:
         """Move the states but keep their dtype: in a bfloat16 module a sum would stop growing."""
         return super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), exclude_state)
-
-    def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Plot one or several values, as other torchmetrics; figure and axes."""
-        return self._plot(val, ax)
 
     @property
     def component(self) -> Component:
@@ -77,30 +65,21 @@ class _ScoreMetric(Metric):
         return self.component.spec.higher_is_better
 
 
-# A number for each scorer: a `MetricCollection` merges metrics of equal states, which those of two
-# scorers may be by chance.
-_ids: WeakKeyDictionary[Scorer, int] = WeakKeyDictionary()
-_counter = count(1)
-
-
 class _ScoreSums(_ScoreMetric):
     """Base class of metrics of sums, which those of one component share in a collection."""
 
-    if TYPE_CHECKING:  # torch.jit.script cannot read the annotations of a class as text
-        sums: Tensor  # of valid scores, of valid samples, of samples
-        identity: Tensor
+    sums: Tensor  # of valid scores, of valid samples, of samples
 
     def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
         super().__init__(component, **kwargs)
         scorer, name = self.component.scorer, self.component.name
         if not scorer.pointwise:
             raise ValueError(
-                f"{name} is computed over several samples at once, and a mean over batches would "
-                "differ. Use ScoreOfAll, or FunctionScorer(function, pointwise=True) for a "
-                "function that scores each text alone."
+                f"{name} is computed over several samples at once: use ScoreOfAll, or "
+                "FunctionScorer(function, pointwise=True) for a function of each text alone"
             )
-        number = _ids[scorer] if scorer in _ids else _ids.setdefault(scorer, next(_counter))
-        identity = torch.tensor([number, list(scorer.specs).index(name)])
+        # A `MetricCollection` merges metrics of equal states, as two scorers may have by chance.
+        identity = torch.tensor([*id(scorer).to_bytes(8, "big"), list(scorer.specs).index(name)])
         self.add_state("sums", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("identity", identity, dist_reduce_fx="max")
 
@@ -152,8 +131,7 @@ class ScoreOfAll(_ScoreMetric):
         ValueError: The scorer has several scores.
     """
 
-    if TYPE_CHECKING:
-        records: list[Tensor] | Tensor
+    records: list[Tensor] | Tensor
 
     def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
         super().__init__(component, **kwargs)

@@ -23,7 +23,12 @@ from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
-Rewards = list[float | None]
+
+class Rewards(list[float | None]):
+    """Rewards of n samples, None if failed, and their components, for `watch`."""
+
+    components: Mapping[str, list[float | None]] = {}
+
 
 # Keywords that TRL passes in addition to the dataset's columns.
 _NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
@@ -63,19 +68,6 @@ class RewardFuncs(list[Any]):
         """The name in TRL's log."""
         return str(self[0].name)
 
-    @property
-    def columns(self) -> Mapping[str, str]:
-        """Column of `Samples` → column of the dataset."""
-        return dict(self[0].columns)
-
-
-class AsyncRewardFuncs(RewardFuncs):
-    """The same as a coroutine function."""
-
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        return await self[0](*args, **kwargs)
-
 
 def as_reward_funcs(
     reward: RewardLike, columns: Mapping[str, str] | None = None, name: str = "reward"
@@ -114,10 +106,11 @@ def as_reward_funcs(
 
 def as_async_reward_funcs(
     reward: RewardLike, columns: Mapping[str, str] | None = None, name: str = "reward"
-) -> AsyncRewardFuncs:
-    """Return the function of `as_reward_funcs` as a coroutine, which TRL runs concurrently.
+) -> list[Callable[..., Any]]:
+    """Return the function of `as_reward_funcs` as a coroutine, in a list; TRL runs several at once.
 
-    Use it with several rewards on different devices. `AsyncGRPOTrainer` logs the total alone.
+    Use it with several rewards on different devices: `[*as_async_reward_funcs(a), *...]`.
+    `AsyncGRPOTrainer` logs the total alone.
 
     Examples:
         >>> from ctrlreward import Perplexity
@@ -126,7 +119,7 @@ def as_async_reward_funcs(
         'fluency'
     """
     reward = as_reward(reward)
-    return AsyncRewardFuncs([_AsyncTotal(reward, check_columns(columns, reward), name)])
+    return [_AsyncTotal(reward, check_columns(columns, reward), name)]
 
 
 def as_component_funcs(
@@ -206,14 +199,16 @@ class _RewardFunc:
         columns of TRL's table of completions, which must be the same in all batches.
         """
         log_metric, log_extra = given.get("log_metric"), given.get("log_extra")
+        rewards = _spread(batch.total, rows, n)
+        rewards.components = {k: _spread(v, rows, n) for k, v in batch.components.items()}
+        log_metric, log_extra = given.get("log_metric"), given.get("log_extra")
         for component, values in batch.components.items():
             if log_extra is not None:
-                log_extra(f"{self.name}/{component}", _spread(values, rows, n))
-            if log_metric is not None:
-                for value in values[~batch.failed]:
-                    log_metric(f"{self.name}/{component}", float(value))
+                log_extra(f"{self.name}/{component}", rewards.components[component])
+            for value in values[~batch.failed] if log_metric is not None else ():
+                log_metric(f"{self.name}/{component}", float(value))
         _log_failures(log_metric, self.name, batch.failed)
-        return _spread(batch.total, rows, n)
+        return rewards
 
 
 class _Total(_RewardFunc):
@@ -273,7 +268,7 @@ def _log_failures(
 
 def _spread(values: Scores, rows: Sequence[int], n: int) -> Rewards:
     """Return n values, None for NaN and for the rows that were not scored."""
-    spread: Rewards = [None] * n
+    spread = Rewards([None] * n)
     for row, value in zip(rows, values.tolist(), strict=True):
         spread[row] = None if math.isnan(value) else value
     return spread

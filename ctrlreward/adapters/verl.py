@@ -23,12 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.adapters._conversion import (
-    build_samples,
-    check_columns,
-    check_failed_score,
-    check_pointwise,
-)
+from ctrlreward.adapters._conversion import build_samples, check_columns, check_single_samples
 from ctrlreward.reward import RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 
@@ -60,7 +55,7 @@ def as_compute_score(
         >>> compute_score("menu", "", ground_truth="", extra_info={"original": "soup"})
         {'score': -1.0, 'failed': 1.0, 'similarity': -1.0}
     """
-    return _ComputeScore("as_compute_score", reward, failed_score, columns).of_sample
+    return _ComputeScore(reward, failed_score, columns).of_sample
 
 
 def as_async_compute_score(
@@ -81,9 +76,8 @@ def as_async_compute_score(
         >>> asyncio.run(compute_score("menu", "broth", "", extra_info={"original": "soup"}))
         {'score': 0.6, 'failed': 0.0, 'similarity': 0.6}
     """
-    made = _ComputeScore("as_async_compute_score", reward, failed_score, columns, wait)
     # verl asks `inspect.iscoroutinefunction`, which is true of a bound method but not of an object.
-    return made.of_concurrent_sample
+    return _ComputeScore(reward, failed_score, columns, wait).of_concurrent_sample
 
 
 class _ComputeScore:
@@ -91,7 +85,6 @@ class _ComputeScore:
 
     def __init__(
         self,
-        caller: str,
         reward: RewardLike,
         failed_score: float,
         columns: Mapping[str, str] | None,
@@ -99,9 +92,8 @@ class _ComputeScore:
     ) -> None:
         self.reward, self.failed_score, self.wait = as_reward(reward), failed_score, wait
         self.columns = check_columns(columns, self.reward)
-        check_failed_score(self.reward, failed_score, ("score", "failed"))
-        check_pointwise(self.reward, caller)
-        self.worst: dict[str, float] = {}
+        check_single_samples(self.reward, failed_score, ("score", "failed"))
+        self.worst: dict[str, list[float]] = {}  # of each component, none or one
         self.queue: list[Samples] = []
         self.scoring: asyncio.Task[list[Result]] | None = None
 
@@ -118,9 +110,8 @@ class _ComputeScore:
         **_unused: Any,  # verl adds the reward_kwargs of its config
     ) -> Result:
         """Return the result of one sample."""
-        return self._results(
-            self.reward(self._sample(data_source, solution_str, ground_truth, extra_info))
-        )[0]
+        sample = self._sample(data_source, solution_str, ground_truth, extra_info)
+        return self._results(self.reward(sample))[0]
 
     async def of_concurrent_sample(
         self,
@@ -158,15 +149,14 @@ class _ComputeScore:
             "failed": batch.failed.astype(float),
         }
         for name, values in batch.components.items():
-            valid = values[~np.isnan(values)]
+            valid = np.isfinite(values)
             # Derived columns, such as the disagreement of an ensemble, are better when lower.
             component = self.reward.components.get(name)
-            is_cost = component is None or not component.spec.higher_is_better
-            if len(valid):
-                worst = max if is_cost else min
-                self.worst[name] = float(worst([*valid, self.worst.get(name, valid[0])]))
-            bound = math.inf if component is None else component.spec.range[is_cost]
-            end = bound if math.isfinite(bound) else self.failed_score
-            columns[name] = np.where(np.isnan(values), self.worst.get(name, end), values)
+            cost = component is None or not component.spec.higher_is_better
+            known = [*values[valid].tolist(), *self.worst.get(name, [])]
+            self.worst[name] = [max(known) if cost else min(known)] if known else []
+            end = math.inf if component is None else component.spec.range[cost]
+            end = end if math.isfinite(end) else self.failed_score
+            columns[name] = np.where(valid, values, [*self.worst[name], end][0])
         rows = zip(*(values.tolist() for values in columns.values()), strict=True)
         return [dict(zip(columns, row, strict=True)) for row in rows]

@@ -25,23 +25,12 @@ from ctrlreward.serving.batcher import Batcher
 from ctrlreward.serving.contract import ErrorReply, ScoreBody, ScoreReply, dumps, score_reply
 from ctrlreward.serving.description import describe
 from ctrlreward.serving.get_reward import GetReward, get_reward_route
-from ctrlreward.serving.server_connection import check_token
+from ctrlreward.serving.remote_reward import check_token
 
 log = logging.getLogger(__name__)
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply, "description": meaning}
-    for status, meaning in {
-        400: "The body is not JSON, or without a token the Host is not this machine",
-        401: "The token is missing or wrong",
-        411: "The body comes in chunks, without its length",
-        413: "The body is too long",
-        415: "The Content-Type is not application/json",
-        422: "The body has another schema, or a scorer rejects its samples",
-        500: "A scorer fails, or its model can't be loaded",
-        503: "The models are being loaded, too many requests wait, or the server is ending",
-    }.items()
-}
+MOST_BYTES = 64 * 2**20  # of the body of a request
+_ERRORS = (400, 401, 411, 413, 422, 500, 503)
 _Sent = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
@@ -49,7 +38,6 @@ def create_app(
     reward: Reward,
     token: str | None = None,
     waiting: int = 4096,
-    body_bytes: int = 8 * 2**20,
     get_reward: GetReward | None = None,
     block: Mapping[str, Any] | None = None,
 ) -> FastAPI:
@@ -61,15 +49,12 @@ def create_app(
             which describes the reward only to those who have it. None for no token: the Host must
             be localhost, 127.0.0.1 or [::1], so that no page in a browser can ask.
         waiting: Most requests that wait; one more is refused (503).
-        body_bytes: Longest body of a request (413).
         get_reward: Options of the route of OpenRLHF; None leaves it out.
         block: Block of YAML that built the reward, which tells it from others; see `describe`.
     """
-    positive("waiting", waiting)
-    positive("body_bytes", body_bytes)
     if token is not None:
         check_token(token)
-    batcher = Batcher(reward, waiting)
+    batcher = Batcher(reward, positive("waiting", waiting))
     described: dict[str, Any] = {}
 
     @asynccontextmanager
@@ -78,13 +63,7 @@ def create_app(
             reward.load()
             described.update(describe(reward, block))
 
-        async def load() -> None:
-            try:
-                await batcher.load(load_models)
-            except Exception as error:
-                log.error("loading failed: %s: %s", type(error).__name__, error)
-
-        app.state.loading = asyncio.create_task(load())
+        app.state.loading = asyncio.create_task(batcher.load(load_models))
         try:
             yield
         finally:
@@ -97,18 +76,19 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        responses=_ERRORS,
+        responses={status: {"model": ErrorReply} for status in _ERRORS},
     )
     app.state.batcher = batcher
 
-    async def authorise(request: Request, sent: _Sent) -> bool:
-        """Refuse a request without the token; return False for /ready."""
+    async def authorised(sent: _Sent) -> bool:
+        """Return whether a request has the token, or needs none."""
         credentials = sent.credentials if sent is not None else ""
-        known = token is None or hmac.compare_digest(credentials.encode(), token.encode())
-        if not known and request.url.path != "/ready":
+        return token is None or hmac.compare_digest(credentials.encode(), token.encode())
+
+    async def authorise(known: bool = Depends(authorised)) -> None:
+        if not known:
             message = "the server needs its token: Authorization: Bearer TOKEN"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
-        return known
 
     with_token = [Depends(authorise)]
 
@@ -119,12 +99,11 @@ def create_app(
     @app.get(
         "/ready",
         summary="The models are loaded, and the reward's description; 503 before and after",
-        response_model=dict[str, Any],
         openapi_extra={"security": [{}]},  # a token is optional
     )
-    async def ready(authorised: bool = Depends(authorise)) -> Response:
+    async def ready(known: bool = Depends(authorised)) -> dict[str, Any]:
         batcher.check_ready()
-        return _json({"status": "ready"} | (described if authorised else {}))
+        return {"status": "ready", **(described if known else {})}
 
     @app.get(
         "/metrics",
@@ -148,8 +127,7 @@ def create_app(
             samples = body.to_samples()
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
-        batch = await batcher.score(samples)
-        reply = score_reply(batch, described["fingerprint_id"])
+        reply = score_reply(await batcher.score(samples), described["fingerprint_id"])
         return Response(reply, media_type="application/json")
 
     if get_reward is not None:
@@ -160,43 +138,32 @@ def create_app(
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
     ) -> Response:
         """Refuse what is too long, count replies, and log no message, which may quote a text."""
-        length = request.headers.get("content-length", "0")
         if "transfer-encoding" in request.headers:  # whose length nothing limits
             message = "send Content-Length in place of Transfer-Encoding"
-            response = _json({"detail": message}, 411, {"Connection": "close"})
-        elif int(length) > body_bytes:
-            message = f"the body is longer than {body_bytes} bytes: send fewer samples"
-            response = _json({"detail": message}, 413)
+            response = _error(411, message, {"Connection": "close"})
+        elif int(request.headers.get("content-length", "0")) > MOST_BYTES:
+            message = f"the body is longer than {MOST_BYTES} bytes: send fewer samples"
+            response = _error(413, message)
         else:
             try:
                 response = await call_next(request)
             except Exception as error:
                 kind = type(error).__name__
                 log.error("%s while serving %s", kind, request.url.path)
-                response = _json({"detail": f"the server failed: {kind}"}, 500)
+                response = _error(500, f"the server failed: {kind}")
         route = getattr(request.scope.get("route"), "path", "other")
         batcher.metrics.requests.labels(route, str(response.status_code)).inc()
         return response
 
     @app.exception_handler(HTTPException)
     async def failed(request: Request, error: HTTPException) -> Response:
-        return _json({"detail": error.detail}, error.status_code, error.headers)
+        return _error(error.status_code, error.detail, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         """Reply to an invalid body without repeating it, since it has texts."""
         errors = error.errors()[:100]  # each sample may have the same
-        loc, kind = errors[0]["loc"], errors[0]["type"]
-        if "json" not in request.headers.get("content-type", ""):
-            return _json({"detail": "the body must have Content-Type: application/json"}, 415)
-        if kind == "json_invalid" or (loc, kind) == (("body",), "missing"):
-            return _json({"detail": "the body is not JSON"}, 400)
-        shown = [{key: item[key] for key in ("loc", "msg", "type")} for item in errors]
-        return _json({"detail": shown}, 422)
-
-    @app.exception_handler(RecursionError)
-    async def too_deep(request: Request, error: RecursionError) -> Response:
-        return _json({"detail": "the body is nested too deeply"}, 400)
+        return _error(422, [{key: item[key] for key in ("loc", "msg", "type")} for item in errors])
 
     if token is None:
         hosts = [f"[{host}]" if ":" in host else host for host in sorted(LOOPBACK)]
@@ -216,5 +183,5 @@ def served_app(block: Mapping[str, Any], device: str | None = None, **options: A
     return create_app(reward, block=block, **options)
 
 
-def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(dumps(value), status, headers, media_type="application/json")
+def _error(status: int, detail: Any, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(dumps({"detail": detail}), status, headers, media_type="application/json")

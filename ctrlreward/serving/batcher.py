@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import score
 from ctrlreward.serving.serving_metrics import ServingMetrics
+
+log = logging.getLogger(__name__)
 
 State: TypeAlias = Literal["loading", "ready", "failed", "draining"]
 
@@ -50,15 +53,15 @@ class Batcher:
         self._runner: asyncio.Task[None] | None = None
 
     async def load(self, load: Callable[[], object] | None = None) -> None:
-        """Load the models on the scoring thread; requests are accepted from then on."""
+        """Load the models on the scoring thread; then requests are accepted."""
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._thread, load or self.reward.load)
+            if self.state == "loading":
+                self.state = "ready"
         except Exception as error:
             self.state, self._reason = "failed", f"{type(error).__name__}: {error}"
-            raise
-        if self.state == "loading":
-            self.state = "ready"
+            log.error("loading failed: %s", self._reason)
 
     def check_ready(self) -> None:
         """Raise an HTTPException unless requests are accepted."""
@@ -69,8 +72,7 @@ class Batcher:
 
     async def score(self, samples: Samples) -> RewardBatch:
         """Return the rewards of one request; an HTTPException if it is refused or fails."""
-        if self.state != "ready":
-            self.check_ready()
+        self.check_ready()
         if len(self.waiting) >= self.most:
             raise _refused(f"{self.most} requests are waiting")
         request = _Request(samples, asyncio.get_running_loop().create_future())

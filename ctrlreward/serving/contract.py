@@ -4,48 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ctrlreward.reward import RewardBatch
-from ctrlreward.samples import COLUMN_OF, Samples, shortened
+from ctrlreward.samples import COLUMN_OF, Samples
 
 PROTOCOL = 2
 
-_INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
-_INFINITE = {value: name for name, value in _INFINITIES.items()}
-
-
-def _read_number(value: Any) -> float:
-    if value is None:
-        return math.nan
-    if isinstance(value, str) and value in _INFINITIES:
-        return _INFINITIES[value]
-    # An integer may be too large for a float; some JSON libraries write NaN, and ours reads it.
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not abs(value) <= sys.float_info.max:
-        raise ValueError(
-            f"{shortened(value)} is not a score, must be a number, null, 'Infinity' or '-Infinity'"
-        )
-    return float(value)
-
-
 # A score in JSON, which lacks NaN (null here) and infinity (a string here).
-Number: TypeAlias = Annotated[
-    float,
-    BeforeValidator(_read_number),
-    WithJsonSchema({"anyOf": [{"type": "number"}, {"enum": ["Infinity", "-Infinity", None]}]}),
-]
+Number: TypeAlias = float | Literal["Infinity", "-Infinity"] | None
 
 
 class Message(BaseModel):
     """Body or reply: an object with exactly these keys."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Sample(Message):
@@ -95,7 +72,7 @@ class Result(Message):
     is sent as a string, failed or not, so that the client gets the exact batch.
     """
 
-    total: Number
+    total: float | None
     components: dict[str, Number]
     failed: bool
 
@@ -104,7 +81,7 @@ class ScoreReply(Message):
     """Reply to `POST /score`; `score_reply` makes it. `fingerprint` is that of the reward."""
 
     results: list[Result]
-    seconds: Number
+    seconds: float
     fingerprint: str
 
     def to_batch(self, names: Sequence[str], n: int) -> RewardBatch:
@@ -131,26 +108,22 @@ class ErrorReply(BaseModel):
 
 def score_reply(batch: RewardBatch, fingerprint: str) -> bytes:
     """Return the reply to `POST /score`; see `Result`."""
-    columns = {
-        name: [
-            value
-            if math.isfinite(value)
-            else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value)
-            for value in values.tolist()
-        ]
-        for name, values in batch.components.items()
-    }
+    columns = [map(_number, values.tolist()) for values in batch.components.values()]
+    components = zip(*columns, strict=True)
+    totals = map(_number, batch.total.tolist())
+    rows = zip(totals, components, batch.failed.tolist(), strict=True)
+    names = batch.components
     results = [
-        {
-            "total": None if math.isnan(total) else total,
-            "components": {name: column[i] for name, column in columns.items()},
-            "failed": failed,
-        }
-        for i, (total, failed) in enumerate(
-            zip(batch.total.tolist(), batch.failed.tolist(), strict=True)
-        )
+        {"total": total, "components": dict(zip(names, row, strict=True)), "failed": failed}
+        for total, row, failed in rows
     ]
     return dumps({"results": results, "seconds": batch.seconds, "fingerprint": fingerprint})
+
+
+def _number(score: float) -> Number:
+    if math.isfinite(score):
+        return score
+    return None if math.isnan(score) else "Infinity" if score > 0 else "-Infinity"
 
 
 def dumps(value: Any) -> bytes:

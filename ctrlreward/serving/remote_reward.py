@@ -2,39 +2,77 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
+import os
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Any
+from urllib.parse import urlsplit
 
-from ctrlreward.arguments import kind_of
+import httpx2
+import tenacity
+
+from ctrlreward.arguments import positive
+from ctrlreward.files import changed_items
 from ctrlreward.placement import Worker
 from ctrlreward.reward import AnyReward, RewardBatch
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, records_of
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, check_columns
+from ctrlreward.scorers.model_servers import LOOPBACK, check_address
+from ctrlreward.serving.contract import PROTOCOL, ScoreReply, dumps
 from ctrlreward.serving.description import digest
-from ctrlreward.serving.server_connection import ServerConnection
+
+log = logging.getLogger(__name__)
+
+# Token of a server and its clients, so that it is not in a command line, YAML or checkpoint.
+TOKEN_VARIABLE = "CTRLREWARD_TOKEN"
+
+_IDLE = 30  # seconds that an unused connection is kept
+_CONNECT = 10  # seconds to open one
+
+
+class ServerLost(ConnectionError):
+    """A reward server that does not answer, or stays full, in time."""
+
+
+class OtherReward(RuntimeError):
+    """A server whose reward is not the expected one, or has changed."""
+
+
+class ServerError(RuntimeError):
+    """The server rejects or fails a request, for another reason than its samples."""
+
+
+class _Transient(Exception):
+    """An attempt that may be repeated, after the seconds that the server asks for, if any."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
 
 
 class RemoteReward(AnyReward):
     """The reward that a server computes (`ctrlreward serve`); usable like a `Reward`.
 
     Building it opens no connection: names and weights are fetched at their first use, or by `load`,
-    which waits until the server has loaded its models. Copies in other processes share the server.
-    A request is repeated, with growing pauses, while the server can't be reached, is loading or is
-    full (503). A component, `remote["relevance"]`, asks the server for the whole reward.
+    which waits until the server has loaded its models. Copies in other processes share the server,
+    and expect the reward that the original was connected to. A request is repeated, with growing
+    pauses, while the server can't be reached, is loading or is full (503). A component,
+    `remote["relevance"]`, asks the server for the whole reward.
 
     Args:
         url: Address of the server: `"http://127.0.0.1:8700"`.
         token: Bearer token of the server; None takes `$CTRLREWARD_TOKEN`, if set.
-        expect: Reward that the server must have: the YAML file that it serves, the
-            `fingerprint_id` of `GET /ready`, or other entries of that description:
-            `{"weights": {"relevance": 1.0}}`. None accepts any.
+        expect: Reward that the server must have: the YAML file that it serves, or the
+            `fingerprint_id` of `GET /ready`. None accepts any.
         timeout: Seconds to wait for one reply.
-        patience: Seconds to repeat a request, and to wait for a server that starts later. None: 120
-            to repeat a request, and 3 to reach a server that never replied.
+        patience: Seconds to repeat a request, and to wait for a server that starts later.
 
     Raises:
         ValueError: The URL is not one of HTTP, or a number is not positive.
@@ -43,8 +81,7 @@ class RemoteReward(AnyReward):
         OtherReward: Likewise: the server has another reward, than expected or before.
 
     Examples:
-        >>> remote = RemoteReward("http://127.0.0.1:8700", expect={"weights": {"relevance": 1.0}})
-        >>> remote.url
+        >>> RemoteReward("http://127.0.0.1:8700/").url
         'http://127.0.0.1:8700'
     """
 
@@ -52,27 +89,32 @@ class RemoteReward(AnyReward):
         self,
         url: str,
         token: str | None = None,
-        expect: dict[str, Any] | str | PathLike[str] | None = None,
+        expect: str | PathLike[str] | None = None,
         timeout: float = 600.0,
-        patience: float | None = None,
+        patience: float = 120.0,
     ) -> None:
-        if isinstance(expect, str | PathLike):
-            expect = {"fingerprint_id": _fingerprint(str(expect))}
-        elif not isinstance(expect, Mapping | None):
-            raise TypeError(f"expect must be a file, a digest or a mapping, got {kind_of(expect)}")
-        self._connection = ServerConnection(url, token, timeout, patience, expect)
+        self.url = check_address(url, "http://127.0.0.1:8700", "url")
+        self.token = token
+        self.timeout = positive("timeout", timeout)
+        self.patience = positive("patience", patience)
+        # Entries of the description that the server must have.
+        self._expected = {} if expect is None else {"fingerprint_id": _fingerprint(str(expect))}
+        self._description: dict[str, Any] | None = None
+        self._clients: dict[int, httpx2.Client] = {}  # by process: a fork must not use another's
         self._scorers: dict[tuple[bool, bool], RemoteScorer] = {}
         self._worker = Worker()
 
-    @property
-    def url(self) -> str:
-        """Address of the server."""
-        return self._connection.url
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings and the description, without connections."""
+        return {**vars(self), "_clients": {}}
 
     @property
     def description(self) -> dict[str, Any]:
-        """Description of the served reward, as returned by `serving.describe`."""
-        return self._connection.description
+        """Description of the served reward, as returned by `GET /ready`."""
+        if self._description is None:
+            self.load()
+        assert self._description is not None
+        return self._description
 
     @property
     def components(self) -> dict[str, Component]:  # type: ignore[override]  # read-only
@@ -87,33 +129,132 @@ class RemoteReward(AnyReward):
     @property
     def derived(self) -> tuple[str, ...]:  # type: ignore[override]
         """Names of the further columns of its batches."""
-        return tuple(self.description.get("derived", ()))
+        return tuple(self.description["derived"])
 
     @property
     def given(self) -> dict[str, tuple[str, float]]:  # type: ignore[override]
         """The conditions of components, as in `Reward`."""
-        return {name: tuple(each) for name, each in self.description.get("given", {}).items()}
+        return {name: tuple(each) for name, each in self.description["given"].items()}
 
     @property
     def weights(self) -> dict[str, float] | None:  # type: ignore[override]
         """The weight of each component of a weighted reward; None with other aggregates."""
         weights: dict[str, float] | None = self.description["weights"]
-        return None if weights is None else dict(weights)
+        return weights
 
     def load(self) -> None:
         """Wait until the server is ready, and check that it has the expected reward."""
-        self._connection.connect()
+        found = self._send("GET", "/ready")
+        if found == {"status": "ready"}:
+            raise ServerError(f"the reward server {self.url} needs its token")
+        spoken = found.get("protocol") if isinstance(found, dict) else None
+        if spoken != PROTOCOL:
+            raise ServerError(
+                f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}: install the same "
+                "version of ctrlreward on both sides"
+            )
+        for expected in (self._expected, self._description or {}):
+            changes = changed_items(expected, {key: found[key] for key in expected})
+            if lines := [f"{key}: expected {one}, found {two}" for key, one, two in changes]:
+                listed = "\n  ".join(lines)
+                raise OtherReward(f"{self.url} serves another reward:\n  {listed}")
+        self._description = found
 
     def release(self) -> None:
         """End the background thread and close the connections; a later call opens new ones."""
         self._worker.close(cancel=True)
-        self._connection.close()
+        client = self._clients.pop(os.getpid(), None)
+        if client is not None:
+            client.close()
 
     def _score(self, samples: Samples) -> RewardBatch:
         """Return the rewards that the server computed; `seconds` is the duration of its scoring."""
         check_columns(self.components, samples)
-        names = [*self.components, *self.derived]
-        return self._connection.score(samples).to_batch(names, len(samples))
+        expected = self.description["fingerprint_id"]
+        body = dumps({"samples": records_of(samples)})
+        reply = ScoreReply.model_validate(self._send("POST", "/score", body))
+        if reply.fingerprint != expected:
+            self.load()  # raises with the difference
+            raise OtherReward(f"{self.url} replied by {reply.fingerprint}, not by {expected}")
+        return reply.to_batch([*self.components, *self.derived], len(samples))
+
+    def _send(self, method: str, path: str, content: bytes | None = None) -> Any:
+        """Return the value of a reply; repeat while it is transient, until patience ends."""
+        backoff = tenacity.wait_exponential(multiplier=0.1, max=10)
+
+        def pause(state: tenacity.RetryCallState) -> float:
+            error: Any = state.outcome.exception() if state.outcome else None
+            return error.wait or backoff(state)
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_Transient),
+            wait=pause,
+            stop=tenacity.stop_before_delay(self.patience),
+            before_sleep=tenacity.before_sleep_log(log, logging.WARNING),
+            reraise=True,
+        )
+        try:
+            return retrying(self._attempt, method, path, content)
+        except _Transient as error:
+            raise ServerLost(
+                f"the reward server {self.url} was lost: {error}. Start it with `ctrlreward serve "
+                "reward.yaml`, correct the URL, or set a longer patience."
+            ) from error
+
+    def _attempt(self, method: str, path: str, content: bytes | None) -> Any:
+        headers = {"Content-Type": "application/json"} if content is not None else None
+        try:
+            response = self._client().request(
+                method, self.url + path, content=content, headers=headers
+            )
+        except (httpx2.ReadTimeout, httpx2.WriteTimeout) as error:  # may be scored already
+            raise ServerLost(
+                f"the reward server {self.url} did not answer {path} in timeout = "
+                f"{self.timeout:g} s. Set a longer timeout or smaller batches."
+            ) from error
+        except httpx2.RequestError as error:
+            raise _Transient(f"{type(error).__name__}: {error}") from error
+        try:
+            value = json.loads(response.content)
+        except (ValueError, RecursionError):
+            value = None
+        if response.is_success and value is not None:
+            return value
+        # An error without our `detail`, a string or a list with `msg`, is a proxy's, such as Ray
+        # Serve's, whose server has ended.
+        detail = value.get("detail") if isinstance(value, dict) else None
+        if isinstance(detail, list):
+            detail = "; ".join(str(item.get("msg")) for item in detail if isinstance(item, dict))
+        status = response.status_code
+        message = detail or f"{status} {response.reason_phrase}"
+        if status == 503 or (status in (404, 500, 502, 504) and detail is None):
+            wait = 0.0
+            with suppress(ValueError):
+                wait = max(0.0, float(response.headers.get("Retry-After", "")))
+            raise _Transient(message, wait)
+        if status == 422:
+            raise ValueError(message)
+        if response.is_success:
+            message = "its reply is not JSON"
+        raise ServerError(f"the reward server {self.url}, {method} {path}: {status}, {message}")
+
+    def _client(self) -> httpx2.Client:
+        """Return the client of this process: after a fork, not the parent's connections."""
+        if os.getpid() not in self._clients:
+            token, address = self.token or os.environ.get(TOKEN_VARIABLE), urlsplit(self.url)
+            if token:
+                check_token(token)
+            client = httpx2.Client(
+                headers={"Authorization": f"Bearer {token}"} if token else None,
+                timeout=httpx2.Timeout(self.timeout, connect=_CONNECT),
+                limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE),
+                trust_env=address.hostname not in LOOPBACK,
+                # Reading the machine's certificates takes longer than a request. Without them, no
+                # HTTPS server is trusted.
+                verify=True if address.scheme == "https" else SSLContext(PROTOCOL_TLS_CLIENT),
+            )
+            self._clients.setdefault(os.getpid(), client)
+        return self._clients[os.getpid()]
 
 
 class RemoteScorer(Scorer):
@@ -152,9 +293,11 @@ class RemoteScorer(Scorer):
         """Wait until the server is ready."""
         self.reward.load()
 
-    def release(self) -> None:
-        """Close the connections; the server keeps its models."""
-        self.reward._connection.close()
+
+def check_token(token: str) -> None:
+    """Raise a ValueError if a header can't carry a token."""
+    if not re.fullmatch("[!-~]+", token):
+        raise ValueError("the token must be ASCII letters and digits, and not empty")
 
 
 def _fingerprint(expected: str) -> str:

@@ -26,7 +26,6 @@ class ServingMetrics:
         )
         self._samples = Counter("ctrlreward_samples", "Samples scored.", registry=own)
         self._failed = Counter("ctrlreward_failed_samples", "Samples failed.", registry=own)
-        self._batch_requests = histogram("batch_requests", "Requests by batch.", _SIZES)
         self._batch_samples = histogram("batch_samples", "Samples by batch.", _SIZES)
         self._wait = histogram("queue_wait_seconds", "Time of a request in the queue.", _SECONDS)
         self._scoring = histogram("scoring_seconds", "Time of scoring a batch.", _SECONDS)
@@ -44,6 +43,5 @@ class ServingMetrics:
             self._failed.inc(float(each.failed.sum()))
         for wait in waits:
             self._wait.observe(wait)
-        self._batch_requests.observe(len(waits))
         self._batch_samples.observe(samples)
         self._scoring.observe(seconds)

@@ -54,7 +54,7 @@ def test_a_validation_before_training_has_no_checkpoint_to_name(tmp_path: Path) 
     (tmp_path / "global_step_10").mkdir()
     best_checkpoint(20, metrics(0.1, 0.5))
     content = named(tmp_path)
-    assert (content["step"], content["value"], content["pending"]) == (10, 0.2, None)
+    assert (content["step"], content["value"]) == (10, 0.2)
     assert content["checkpoint"] == str(tmp_path / "global_step_10")
 
 
@@ -90,12 +90,6 @@ def test_a_resumed_run_decides_as_an_uncut_one(tmp_path: Path) -> None:
     assert [json.loads(row)["step"] for row in rows] == [10, 20, 30, 40, 50]
 
 
-def test_no_checkpoint_while_no_validation_meets_the_constraints(tmp_path: Path) -> None:
-    rules = RunRules(BestRule("reward", constraints={"acc": (0.9, None)}))
-    BestCheckpoint(tmp_path, rules)(10, metrics(0.2, 0.5))
-    assert named(tmp_path)["checkpoint"] is None
-
-
 def test_scores_by_prompt_raise_the_alarm(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rules = RunRules(BestRule("reward"), alarm=AlarmRule("reward", "quality"))
@@ -126,11 +120,12 @@ class Trained:
         return {int(path.name.split("_")[-1]) for path in self.folder.glob("global_step_*")}
 
     @property
-    def named(self) -> tuple[int | None, int | None]:
+    def named(self) -> int | None:
         content = named(self.folder)
         if content["checkpoint"] is not None:
             assert Path(content["checkpoint"]).is_dir()
-        return content["step"], content["pending"]
+        step: int | None = content["step"]
+        return step
 
 
 def test_the_best_two_and_the_last_are_kept_as_the_run_goes_on(tmp_path: Path) -> None:
@@ -138,17 +133,17 @@ def test_the_best_two_and_the_last_are_kept_as_the_run_goes_on(tmp_path: Path) -
     (tmp_path / "mine").mkdir()
     trained = Trained(tmp_path, keep=2)
     assert trained.step(10, 0.2) == {5, 10}
-    assert trained.named == (None, 10)  # it was saved after it was decided
+    assert trained.named is None  # it was saved after it was decided
     assert trained.step(20, 0.6) == {5, 10, 20}
-    assert trained.named == (10, 20)
+    assert trained.named == 10
     assert trained.step(30, 0.4) == {5, 10, 20, 30}
-    assert trained.named == (20, None)
+    assert trained.named == 20
     # 10 is third, and 30 the one to resume from.
     assert trained.step(40, 0.1) == {5, 20, 30, 40}
     assert trained.step(50, 0.9, saves=False) == {5, 20, 30, 40}
-    assert trained.named == (20, 50)
+    assert trained.named == 20
     assert trained.step(60, 0.3) == {5, 20, 30, 40, 60}  # 40 was the last one
-    assert trained.named == (20, None)  # there is no checkpoint of 50
+    assert trained.named == 20  # there is no checkpoint of 50
     assert trained.step(70, 0.8) == {5, 20, 30, 60, 70}
 
     shutil.rmtree(tmp_path / "global_step_70")  # killed while it saved
@@ -156,10 +151,10 @@ def test_the_best_two_and_the_last_are_kept_as_the_run_goes_on(tmp_path: Path) -
     resumed = Trained(tmp_path, keep=2)
     assert resumed.step(70, 0.5) == {5, 20, 30, 60, 70}
     resumed.best.refresh()
-    assert resumed.named == (20, None)
+    assert resumed.named == 20
     assert resumed.step(80, 0.7) == {5, 20, 70, 80}
     resumed.best.refresh()
-    assert resumed.named == (80, None)
+    assert resumed.named == 80
     assert (tmp_path / "mine").is_dir()
 
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward import CTRLEval, Reward, RewardBatch, Samples
-from ctrlreward.serving.get_reward import GetReward, finite_values, get_reward_route
+from ctrlreward import CTRLEval, FunctionScorer, Reward, RewardBatch, Samples
+from ctrlreward.adapters.openrlhf import as_reward_func
+from ctrlreward.serving.get_reward import GetReward, get_reward_route
 
 TEXTS = ["ab<eos>", "f", "aab", ""]
-OPTIONS = GetReward(-9.0, columns={"prefixes": "prompt"}, special_tokens=("<eos>",))
+OPTIONS = GetReward(-9.0, columns={"prefixes": "prompt"}, end_tokens=("<eos>",))
 
 
 def totals_of(reward: Reward, texts: list[str]) -> list[float]:
@@ -47,15 +48,6 @@ def test_every_reply_has_the_same_keys(serve: Callable[..., Any], reward: Reward
     assert len({tuple(reply["extra_logs"]) for reply in replies}) == 1
 
 
-def test_labels_and_constants_reach_the_scorer(serve, reward, letters) -> None:
-    options = GetReward(-9.0, {"labels": "label"}, {"sources": "menu"})
-    body = {"query": ["ab"], "prompts": ["a"], "labels": ["glad"]}
-    assert serve(reward, options).client.post("/get_reward", json=body).status_code == 200
-    assert letters.scored[0].texts == ("b",)
-    assert letters.scored[0].labels == ("glad",)
-    assert letters.scored[0].sources == ("menu",)
-
-
 LABELLED = GetReward(-9.0, {"labels": "label"})
 
 
@@ -63,9 +55,10 @@ LABELLED = GetReward(-9.0, {"labels": "label"})
     ("options", "body", "message"),
     [
         (OPTIONS, {"query": ["ab"], "prompts": ["b"]}, "does not start with"),
-        (OPTIONS, {"query": ["ab"], "prompts": []}, "prompts has 0 items"),
+        (OPTIONS, {"query": ["ab"], "prompts": []}, "zip"),
         (LABELLED, {"query": ["a"], "prompts": [""]}, "label"),
-        (LABELLED, {"query": ["a"], "prompts": [""], "labels": [None]}, "labels[0] = None is a No"),
+        (LABELLED, {"query": ["a"], "prompts": [""], "labels": []}, "labels"),
+        (LABELLED, {"query": ["a"], "prompts": [""], "labels": [None]}, "labels[0]"),
     ],
 )
 def test_wrong_bodies_are_422(serve, reward, options, body, message) -> None:
@@ -93,6 +86,8 @@ def test_options_that_cannot_work_are_refused_at_the_start(reward, kinds) -> Non
     coherence = Reward({"coherence": CTRLEval(task="sentiment")["attribute_relevance"]})
     with pytest.raises(ValueError, match="labels"):
         get_reward_route(GetReward(0.0, {"prefixes": "prompt"}), coherence)
+    with pytest.raises(ValueError, match="tone"):
+        get_reward_route(GetReward(0.0, {"labels": "tone"}), reward)
 
 
 SCORES = st.floats(allow_nan=True, allow_infinity=True, width=32)
@@ -103,10 +98,11 @@ def test_replies_are_finite_and_the_mean_can_be_recovered(
     rows: list[tuple[float, float]], failed_score: float
 ) -> None:
     total, share = np.array(rows, dtype=np.float64).reshape(-1, 2).T
-    failed = ~np.isfinite(total) | np.isnan(share) | np.isinf(share)
+    failed = ~np.isfinite(total) | ~np.isfinite(share)
     batch = RewardBatch(np.where(failed, np.nan, total), {"share": share}, failed, 0.0)
-    values = finite_values(batch, failed_score)
-    assert list(values) == ["total", "share", "failed"]
+    convert = as_reward_func(FunctionScorer(len, pointwise=True), (), failed_score)
+    values = convert.values(batch)
+    assert list(values) == ["rewards", "share", "failed"]
     assert all(math.isfinite(value) for column in values.values() for value in column)
     if len(rows) and not failed.all():
         rate = np.mean(values["failed"])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from module_files import load
@@ -26,7 +25,7 @@ from ctrlreward.adapters.openrlhf import as_reward_func
 
 letters = runpy.run_path({conftest!r})["Letters"]()
 reward = Reward({{"share": letters["share"], "length": (letters["length"], -0.125)}})
-reward_func = as_reward_func(reward, ["<eos>"], failed_score=-9.0, columns={{"labels": "label"}})
+reward_func = as_reward_func(reward, "<eos>", failed_score=-9.0, columns={{"labels": "label"}})
 """
 
 
@@ -51,8 +50,8 @@ def test_reward_func_in_a_file_called_from_threads(tmp_path: Path) -> None:
         for result in results
     ]
     assert [row["failed"] for row in logged] == [0.0, 1.0, 0.0]
-    assert [row["length"] for row in logged] == [2.0, 1.0, 3.0]
-    assert [row["share"] for row in logged] == pytest.approx([0.5, np.nan, 2 / 3], nan_ok=True)
+    assert [row["length"] for row in logged] == [2.0, -9.0, 3.0]
+    assert [row["share"] for row in logged] == pytest.approx([0.5, -9.0, 2 / 3])
 
 
 def test_several_samples_with_prefixes_from_the_prompt(reward, letters) -> None:
@@ -64,10 +63,20 @@ def test_several_samples_with_prefixes_from_the_prompt(reward, letters) -> None:
     assert result["rewards"].dtype == torch.float32
 
 
-def test_a_special_token_given_as_a_string_is_one_token(reward, letters) -> None:
-    reward_func = as_reward_func(reward, "<eos>", -9.0)
-    reward_func(["p: oes<eos>"], ["p: "], ["glad"])
-    assert letters.scored[0].texts == ("oes",)
+@pytest.mark.parametrize(
+    ("completion", "text"),
+    [
+        ("ab<eos>", "ab"),
+        ("ab<eos>aaa<eos>", "ab"),  # what follows the end is not part of the answer
+        ("ab<end>a<eos>", "ab"),
+        ("oes<eo", "oes<eo"),
+    ],
+)
+def test_the_answer_ends_at_the_first_end_token(reward, letters, completion, text) -> None:
+    as_reward_func(reward, ["<eos>", "<end>"], -9.0)(["p:<eos>" + completion], ["p:<eos>"], [""])
+    assert letters.scored[0].texts == (text,)
+    as_reward_func(reward, "<eos>", -9.0)(["p: oes<eos>"], ["p: "], [""])  # one token
+    assert letters.scored[1].texts == ("oes",)
 
 
 def test_what_would_be_scored_wrong_is_an_error(reward, kinds) -> None:

@@ -21,7 +21,7 @@ from ctrlreward.serving.get_reward import GetReward
 EOS = "<eos>"
 PROMPT = "cd"
 TEXTS = ["ab", "f", "aab", "b"]
-OPTIONS = GetReward(-9.0, columns={"prefixes": "prompt"}, special_tokens=(EOS,))
+OPTIONS = GetReward(-9.0, columns={"prefixes": "prompt"}, end_tokens=(EOS,))
 
 
 class Tokenizer:

@@ -130,7 +130,8 @@ def test_a_list_has_the_reward_and_other_functions(train, reward, build) -> None
     def mine(completions: list[str], **columns: Any) -> list[float]:
         return [float(len(each)) for each in completions]
 
-    trainer = train([build(reward, {"prefixes": "prompt"}, name="letters"), mine])
+    functions = build(reward, {"prefixes": "prompt"}, name="letters")
+    trainer = train([*functions, mine] if build is as_async_reward_funcs else [functions, mine])
     totals, lengths = (list(trainer._logs["rewards"][name]) for name in ("letters", "mine"))
     assert totals == pytest.approx([total_of(text) for text in texts_of(trainer)], nan_ok=True)
     assert lengths == [len(each) for each in trainer._logs["completion"]]

@@ -14,19 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import wandb
 from adapters import watched_functions as functions
-from wandb_runs import read_runs
 
 from ctrlreward import Reward, watch
 from ctrlreward.adapters import watching
 from ctrlreward.adapters.trl import as_reward_funcs
-from ctrlreward.runs.logs import read_log
 
 PROMPTS, COMPLETIONS = ["p", "p", "q", "q"], ["a b", "a a a a", "b", "c"]
 VERL = {"data_source": "math", "solution_str": "7", "ground_truth": "7", "extra_info": {"index": 3}}
-BREVITY = functions.brevity
 QUERIES = {"queries": ["p: yes", "q: no"], "prompts": ["p: ", "q: "], "labels": ["", ""]}
 
 
@@ -93,15 +88,12 @@ def test_statistics_by_hand(tmp_path) -> None:
     totals = np.array([2 / 3 - 0.3, -0.7, 3 / 11 - 1.1, -0.1])
     assert row["step"] == 1
     assert row["watch/reward"] == pytest.approx(totals.mean())
-    assert row["watch/reward_std"] == pytest.approx(totals.std())
     assert row["watch/component/share"] == pytest.approx((2 / 3 + 3 / 11) / 2)
     assert row["watch/component/brevity"] == -5.5
     assert row["watch/fail_rate"] == 0.0
     assert row["watch/length"] == (3 + 3.5) / 2  # words: 2, 4; 6, 1
     # Trigrams "b b b" twice: 1/2; "aba", "bab" twice each: 1/2; too short: none. Mean over groups.
     assert row["watch/repetition"] == 0.5
-    assert row["watch/seconds"] >= 0
-    assert [log[0] for log in read_log(path.parent).rows] == [1]
 
 
 def test_openrlhf_and_verl_are_read(tmp_path, monkeypatch) -> None:
@@ -117,10 +109,6 @@ def test_openrlhf_and_verl_are_read(tmp_path, monkeypatch) -> None:
     assert [row["step"] for row in rows] == [1, 2]
     assert (rows[0]["watch/reward"], rows[0]["watch/length"]) == (0.5, 1.25)
     assert (rows[1]["watch/reward"], rows[1]["watch/fail_rate"]) == (2 / 3, 0.25)
-    texts = {"solution_strs": ["7", "8"], "ground_truths": ["7", "7"]}
-    batch = watch(functions.compute_scores, tmp_path / "batch.jsonl")
-    batch(data_sources=["m", "m"], extra_infos=[None, None], **texts)
-    assert rows_of(tmp_path / "batch.jsonl")[0]["watch/reward"] == 0.5
 
 
 def test_a_reward_stays_a_reward(reward: Reward, tmp_path) -> None:
@@ -143,29 +131,6 @@ def test_a_run_is_continued(tmp_path) -> None:
     path.write_bytes(path.read_bytes() + b'{"step": 2, "watch')  # killed while it wrote
     watch(functions.brevity, path)(completions=["a"] * 2)
     assert [row["step"] for row in rows_of(path)] == [1, 2]
-
-
-def test_without_a_log_there_is_a_file(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    watch(functions.brevity)(completions=["a", "b"])
-    (path,) = tmp_path.glob("watch-*.jsonl")
-    assert rows_of(path)[0]["watch/reward"] == -1.0
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_the_steps_of_the_user_in_the_active_run(tmp_path, monkeypatch, ahead: int) -> None:
-    """No row of the user is lost, and each has the values of its step."""
-    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.chdir(tmp_path)
-    watched = watch(functions.brevity)
-    with wandb.init(dir=tmp_path, mode="offline") as run:
-        for step in range(4):
-            run.log({"user/n": step}, step=step + ahead)
-            watched(completions=["a" * step] * 2)
-    (read,) = read_runs(tmp_path)
-    assert not list(tmp_path.glob("watch-*"))
-    assert [row["user/n"] for row in read.rows if "user/n" in row] == [0, 1, 2, 3]
-    assert [row["watch/reward"] for row in read.rows] == [0.0, -1.0, -2.0, -3.0]
 
 
 def test_an_alarm_names_its_statistic(tmp_path, caplog) -> None:
@@ -221,15 +186,7 @@ def test_training_with_trl(train, reward, tmp_path, build: str) -> None:
     assert math.isfinite(evaluated["eval_watch/reward"])
 
 
-@pytest.mark.parametrize(
-    ("given", "options", "error", "message"),
-    [
-        ("gpt2", {}, TypeError, "reward"),
-        ([torch.nn.Linear(1, 1)], {}, TypeError, "reward"),
-        (BREVITY, {"level": 5}, ValueError, "level"),
-        (BREVITY, {"weights": [1, 2]}, ValueError, "weights"),
-    ],
-)
-def test_wrong_arguments(given, options, error, message) -> None:
-    with pytest.raises(error, match=message):
-        watch(given, **options)
+@pytest.mark.parametrize("wrong", [{"level": 5}, {"weights": [1, 2]}, {"tolerances": {"size": 1}}])
+def test_wrong_arguments(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        watch(functions.brevity, **wrong)

@@ -17,10 +17,6 @@ def brevity(completions: list[str], **columns: Any) -> list[float]:
     return [-float(len(text)) for text in completions]
 
 
-def rising(completions: list[str], **columns: Any) -> list[float]:
-    return [float(min(i, 1) + 1) for i in range(len(completions))]
-
-
 async def async_share(completions: list[str], **columns: Any) -> list[float | None]:
     return share([], completions)
 
@@ -39,13 +35,6 @@ def compute_score(
     """A function of verl for one sample."""
     right = float(solution_str == ground_truth)
     return {"score": right, "length": float(len(solution_str)), "failed": float(not solution_str)}
-
-
-def compute_scores(
-    data_sources: list[str], solution_strs: list[str], ground_truths: list[str], extra_infos: Any
-) -> list[float]:
-    """A function of verl for a batch."""
-    return [float(text == truth) for text, truth in zip(solution_strs, ground_truths, strict=True)]
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from fastapi import FastAPI
 
 from ctrlreward import Reward
 from ctrlreward.serving.application import create_app
-from ctrlreward.serving.serve import listen
 
 
 @pytest.fixture
@@ -72,23 +71,22 @@ uvicorn.server.asyncio = Quick()
 @contextmanager
 def running(app: FastAPI, wait: bool = True) -> Iterator[LiveServer]:
     """Run an application by uvicorn in a thread on a free port."""
-    listener = listen("127.0.0.1", 0)
-    config = uvicorn.Config(app, log_level="info", lifespan="on", log_config=None, http="h11")
+    options: dict[str, Any] = {"log_level": "info", "log_config": None, "http": "h11"}
+    config = uvicorn.Config(app, port=0, lifespan="on", **options)
     for name in ("uvicorn", "uvicorn.access"):  # a server of the command has its own handlers
         logging.getLogger(name).propagate = True
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    wait_for(lambda: server.started)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     try:
         with httpx2.Client(base_url=url, timeout=60, verify=False) as client:
-            # The first request waits in the listener until the server accepts it.
             wait_for(lambda: client.get("/ready").status_code == 200 or not wait)
             yield LiveServer(url, app, client, server)
     finally:
         server.should_exit = True
         thread.join(60)
-        listener.close()
     assert not thread.is_alive()
 
 

@@ -42,7 +42,7 @@ def test_a_reply_has_the_fingerprint(live_server: Start, reward: Reward) -> None
 
 
 def test_the_routes_are_described(live_server: Start, reward: Reward) -> None:
-    client = live_server(reward, get_reward=GetReward(-1.0, constants={"labels": "o"})).client
+    client = live_server(reward, get_reward=GetReward(-1.0, columns={"labels": "label"})).client
     page = client.get("/openapi.json").json()
     paths, schemas = page["paths"], page["components"]["schemas"]
     assert set(paths) == {"/score", "/get_reward", "/health", "/ready", "/metrics"}
@@ -103,7 +103,7 @@ def test_requests_of_another_form(live_server: Start, reward: Reward) -> None:
     for body in ({"texts": ["soup"]}, ["soup"]):
         assert client.post("/score", json=body).status_code == 422
     content, plain = json.dumps({"samples": records_of(SAMPLES)}), {"Content-Type": "text/plain"}
-    assert client.post("/score", content=content, headers=plain).status_code == 415
+    assert client.post("/score", content=content, headers=plain).status_code == 422
     for method, path, status in (("GET", "/score", 405), ("GET", "/get_reward", 404)):
         assert client.request(method, path).status_code == status
     evil = {"Host": "evil.example"}

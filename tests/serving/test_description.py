@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from ctrlreward import CTRLEval, Distinct, MeanMinusDeviation, Perplexity, Reward
 from ctrlreward.serving import description
-from ctrlreward.serving.description import describe, differences, digest
+from ctrlreward.serving.description import describe, digest
 
 
 def test_scores_directions_ranges_columns_and_groups_are_those_of_the_scorers() -> None:
@@ -94,15 +94,3 @@ def test_versions_count(monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest(block())
     monkeypatch.setattr(description, "version", lambda package: "9.9")
     assert digest(block()) != before
-
-
-def test_an_expectation_may_be_a_part() -> None:
-    found = describe(Reward({"content": (Distinct()["distinct_2"], 0.5)}))
-    assert differences({"weights": {"content": 0.5}}, found) == []
-    assert differences({"weights": {"content": 1.0, "fluency": 0.1}}, found) == [
-        "weights.content: expected 1.0, found 0.5",
-        "weights.fluency: expected 0.1, found nothing",
-    ]
-    assert differences({"fingerprint_id": "another"}, found) == [
-        f'fingerprint_id: expected "another", found "{found["fingerprint_id"]}"'
-    ]

@@ -26,15 +26,13 @@ from ctrlreward.runs.rescoring_job import total_of
 from ctrlreward.samples import MissingColumn
 from ctrlreward.serving.application import served_app
 from ctrlreward.serving.description import describe
-from ctrlreward.serving.remote_reward import RemoteReward
-from ctrlreward.serving.server_connection import OtherReward, ServerError, ServerLost
+from ctrlreward.serving.remote_reward import OtherReward, RemoteReward, ServerError, ServerLost
 
 SAMPLES = Samples(
     ["soup", "", "broth and soup", "soup", "\ud800 soup"], labels=["o", "o", "b", "o", "o"]
 )
 # Status, headers and body.
 Reply: TypeAlias = tuple[int, dict[str, str], Any]
-NOBODY = "http://127.0.0.1:9"  # the port of `discard`, where nothing listens
 
 
 def assert_equal(found: RewardBatch, expected: RewardBatch) -> None:
@@ -116,17 +114,15 @@ components: {letters: {scorer: fakes.Letters, score: letters, weight: %s}}
 
 
 def test_what_is_expected_is_compared(serve_app: Callable[..., Any], tmp_path: Path) -> None:
-    """The file that is served, its digest, or entries of the description."""
+    """The file that is served, or its digest."""
     file, other = tmp_path / "reward.yaml", tmp_path / "other.yaml"
     file.write_text(FILE % 0.3)
     other.write_text(FILE % 0.4)
     url = serve_app(served_app(read_reward(file))).url
-    described = RemoteReward(url).description
-    weights = {"weights": {"letters": 0.3}}
-    for expect in (file, str(file), described["fingerprint_id"], described, weights):
+    for expect in (file, str(file), RemoteReward(url).description["fingerprint_id"]):
         RemoteReward(url, expect=expect).load()
-    for wrong in (other, "f" * 64, {"weights": {"letters": 0.4}}):
-        with pytest.raises(OtherReward, match=f"{url}.*\n.*(weights.letters|fingerprint_id)"):
+    for wrong in (other, "f" * 64):
+        with pytest.raises(OtherReward, match=f"{url}.*\n.*fingerprint_id"):
             RemoteReward(url, expect=wrong)(SAMPLES)
     with pytest.raises(OSError, match="none"):
         RemoteReward(url, expect=tmp_path / "none.yaml")
@@ -154,14 +150,14 @@ def test_conditions_and_ensembles_are_those_of_the_server(
         if ensemble
         else Reward(components, given={"length": ("letters", 1.0)})
     )
-    remote = RemoteReward(live_server(here).url, expect=describe(here))
+    remote = RemoteReward(live_server(here).url, expect=describe(here)["fingerprint_id"])
     samples = Samples(["soup", "", "tea", "foo"], labels=["o"] * 4)
     assert_equal(remote(samples), here(samples))
     assert (remote.derived, remote.given) == (here.derived, here.given)
     totals = total_of(remote, {name: remote[name](samples) for name in remote.components})
     assert totals is None or totals.tolist()[2:] == here(samples).total.tolist()[2:]
-    with pytest.raises(OtherReward, match=r"given|aggregate"):
-        RemoteReward(remote.url, expect=describe(Reward(components)))(samples)
+    with pytest.raises(OtherReward):
+        RemoteReward(remote.url, expect=describe(Reward(components))["fingerprint_id"])(samples)
     remote.release()
 
 
@@ -260,12 +256,6 @@ def test_a_request_that_was_not_scored_is_sent_again(
     assert pauses == pytest.approx(expected)
     assert len(scripted.asked) == len(replies) + 1
     assert random.getstate() == state
-
-
-def test_a_server_that_never_replied_is_given_up_in_seconds(pauses: list[float]) -> None:
-    with pytest.raises(ServerLost, match=NOBODY):
-        RemoteReward(NOBODY)(["soup"], labels="o")
-    assert 0 < sum(pauses) < 10
 
 
 def test_a_server_that_stays_full_or_ends_is_lost_when_patience_ends(scripted: Scripted) -> None:

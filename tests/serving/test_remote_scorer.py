@@ -124,7 +124,7 @@ model:
     model: smollm2-135m
     reward:
       class_path: ctrlreward.serving.remote_reward.RemoteReward
-      init_args: {url: "http://127.0.0.1:8700", expect: {weights: {relevance: 1.0}}, patience: 3}
+      init_args: {url: "http://127.0.0.1:8700", patience: 3}
 """
 
 
