@@ -144,7 +144,7 @@ def other_trainers() -> None:
     remote = cr.RemoteReward("http://127.0.0.1:8700", expect={"weights": {"content": 1.0}})
     anywhere: AnyReward = remote
     trl.as_reward_funcs(anywhere, sources)  # asks the server at its first call
-    route = get_reward.GetReward(-1.0, constants={"sources": "broth"})
+    route = get_reward.GetReward(-1.0, columns={"sources": "label"})
     serving.create_app(reward, token="secret", get_reward=route)
     metric = torchmetrics.ScoreMean(cr.Similarity(VECTORS))
     metric.update(["soup"], sources="broth", ids=[0])

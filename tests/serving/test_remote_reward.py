@@ -101,7 +101,7 @@ def test_adapters_take_one(served: RemoteReward, live_server: Callable[..., Any]
     assert function(["say"] * 2, ["soup", ""], letter=["o", "o"]) == [1.0, None]
     letters = RemoteReward(live_server(Reward({"letters": Letters()["letters"]})).url)
     ask = openrlhf.as_reward_func(
-        letters, failed_score=-1.0, special_tokens=[], columns={"labels": "label"}
+        letters, failed_score=-1.0, end_tokens=[], columns={"labels": "label"}
     )
     found = ask(["Say soup", "Say "], ["Say ", "Say "], ["o", "o"])
     assert found["rewards"].tolist() == [1.0, -1.0]
