@@ -136,12 +136,12 @@ def other_trainers() -> None:
     assert function(["Reword."], ["soup"], original=["broth"]) == [0.6]
     (waiting,) = trl.as_async_reward_funcs(reward, sources)
     assert asyncio.run(waiting(["Reword."], ["soup"], original=["broth"])) == [0.6]
-    parts: trl.ComponentFuncs = trl.as_component_funcs(reward, sources)
-    assert parts.weights == [1.0]
+    _, weights = trl.as_component_funcs(reward, sources)
+    assert weights == [1.0]
     compute = verl.as_compute_score(reward, failed_score=-1.0, columns=sources)
     compute("menu", "soup", "", extra_info={"original": "broth"})
     openrlhf.as_reward_func(reward, "<eos>", -1.0, {"sources": "label"})(["a soup"], ["a "], ["b"])
-    remote = cr.RemoteReward("http://127.0.0.1:8700", expect={"weights": {"content": 1.0}})
+    remote = cr.RemoteReward("http://127.0.0.1:8700", expect="f" * 64)
     anywhere: AnyReward = remote
     trl.as_reward_funcs(anywhere, sources)  # asks the server at its first call
     route = get_reward.GetReward(-1.0, columns={"sources": "label"})

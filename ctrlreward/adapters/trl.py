@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,22 +32,6 @@ class Rewards(list[float | None]):
 
 # Keywords that TRL passes in addition to the dataset's columns.
 _NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
-
-
-class ComponentFuncs(NamedTuple):
-    """Reward functions of single components, and the weights that combine them.
-
-    `functions` are for `reward_funcs`, `weights` for `GRPOConfig(reward_weights=...)`: without
-    them, TRL would reward the wrong direction of a score that is better when lower.
-
-    Examples:
-        >>> from ctrlreward import Perplexity
-        >>> as_component_funcs(Perplexity()["perplexity"]).weights  # better when lower
-        [-1.0]
-    """
-
-    functions: list[Callable[..., Rewards]]
-    weights: list[float]
 
 
 class RewardFuncs(list[Any]):
@@ -124,12 +108,14 @@ def as_async_reward_funcs(
 
 def as_component_funcs(
     reward: RewardLike, columns: Mapping[str, str] | None = None
-) -> ComponentFuncs:
-    """Return one function per component, for TRL to combine; other arguments as `as_reward_funcs`.
+) -> tuple[list[Callable[..., Rewards]], list[float]]:
+    """Return one function per component, for TRL to combine, and their weights.
 
-    Use this for `multi_objective_aggregation="normalize_then_sum"`. The functions score a batch
-    once between them. A sample that fails in one component is None in all, because TRL would sum
-    the others; TRL logs `<component>/fail_rate`.
+    Arguments as `as_reward_funcs`. Use this for `multi_objective_aggregation="normalize_then_sum"`.
+    The weights are for `GRPOConfig(reward_weights=...)`: without them, TRL would reward the wrong
+    direction of a score that is better when lower. The functions score a batch once between them. A
+    sample that fails in one component is None in all, because TRL would sum the others; TRL logs
+    `<component>/fail_rate`.
 
     Raises:
         ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
@@ -144,14 +130,11 @@ def as_component_funcs(
     reward = as_reward(reward)
     if reward.weights is None:
         raise ValueError(
-            "the reward is not a weighted sum, and TRL can combine components in no other way. "
-            "Use as_reward_funcs, which returns the total."
+            "the reward is not a weighted sum, as TRL combines components: use as_reward_funcs"
         )
     cached, mapping = _CachedReward(reward), check_columns(columns, reward)
-    functions: list[Callable[..., Rewards]] = [
-        _Component(cached, mapping, name) for name in reward.weights
-    ]
-    return ComponentFuncs(functions, list(reward.weights.values()))
+    functions = [_Component(cached, mapping, name) for name in reward.weights]
+    return [*functions], list(reward.weights.values())
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, like functions
@@ -205,8 +188,9 @@ class _RewardFunc:
         for component, values in batch.components.items():
             if log_extra is not None:
                 log_extra(f"{self.name}/{component}", rewards.components[component])
-            for value in values[~batch.failed] if log_metric is not None else ():
-                log_metric(f"{self.name}/{component}", float(value))
+            if log_metric is not None:
+                for value in values[~batch.failed]:
+                    log_metric(f"{self.name}/{component}", float(value))
         _log_failures(log_metric, self.name, batch.failed)
         return rewards
 

@@ -104,6 +104,8 @@ def _watched_score(reward: AnyReward, recorder: _Recorder, samples: Samples) -> 
 class _WatchedFunction:
     """A reward function with a recorder: an object instead of a closure, which doesn't pickle."""
 
+    __wrapped__: Callable[..., Any]
+
     def __init__(self, function: Callable[..., Any], index: int, recorder: _Recorder) -> None:
         functools.update_wrapper(self, function, updated=())
         self.__name__ = _name_of(function)

@@ -156,10 +156,10 @@ def _drifts(columns: Mapping[str, Floats], tolerances: Mapping[str, float]) -> d
 
     before, after = columns["length"]  # logarithms
     factor = math.log(tolerances["length"])
-    p_values = {
-        "length": min(1.0, 2 * min(rise(before, after, factor), rise(after, before, factor))),
-        "repetition": rise(*columns["repetition"], tolerances["repetition"]),
-    }
+    either = min(rise(before, after, factor), rise(after, before, factor))
+    before, after = columns["repetition"]
+    repeated = rise(before, after, tolerances["repetition"])
+    p_values = {"length": min(1.0, 2 * either), "repetition": repeated}
     scaled = {name: _scaled(pair) for name, pair in columns.items() if "/" in name}
     for name, own in scaled.items() if len(scaled) > 1 else ():
         others = np.mean([scaled[other] for other in scaled if other != name], axis=0)

@@ -80,15 +80,14 @@ def create_app(
     )
     app.state.batcher = batcher
 
-    async def authorised(sent: _Sent) -> bool:
-        """Return whether a request has the token, or needs none."""
+    async def authorise(request: Request, sent: _Sent) -> bool:
+        """Refuse a request without the token; return False for /ready."""
         credentials = sent.credentials if sent is not None else ""
-        return token is None or hmac.compare_digest(credentials.encode(), token.encode())
-
-    async def authorise(known: bool = Depends(authorised)) -> None:
-        if not known:
+        known = token is None or hmac.compare_digest(credentials.encode(), token.encode())
+        if not known and request.url.path != "/ready":
             message = "the server needs its token: Authorization: Bearer TOKEN"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
+        return known
 
     with_token = [Depends(authorise)]
 
@@ -101,7 +100,7 @@ def create_app(
         summary="The models are loaded, and the reward's description; 503 before and after",
         openapi_extra={"security": [{}]},  # a token is optional
     )
-    async def ready(known: bool = Depends(authorised)) -> dict[str, Any]:
+    async def ready(known: bool = Depends(authorise)) -> dict[str, Any]:
         batcher.check_ready()
         return {"status": "ready", **(described if known else {})}
 

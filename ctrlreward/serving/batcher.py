@@ -72,7 +72,8 @@ class Batcher:
 
     async def score(self, samples: Samples) -> RewardBatch:
         """Return the rewards of one request; an HTTPException if it is refused or fails."""
-        self.check_ready()
+        if self.state != "ready":
+            self.check_ready()
         if len(self.waiting) >= self.most:
             raise _refused(f"{self.most} requests are waiting")
         request = _Request(samples, asyncio.get_running_loop().create_future())

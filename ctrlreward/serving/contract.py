@@ -108,22 +108,20 @@ class ErrorReply(BaseModel):
 
 def score_reply(batch: RewardBatch, fingerprint: str) -> bytes:
     """Return the reply to `POST /score`; see `Result`."""
-    columns = [map(_number, values.tolist()) for values in batch.components.values()]
-    components = zip(*columns, strict=True)
-    totals = map(_number, batch.total.tolist())
-    rows = zip(totals, components, batch.failed.tolist(), strict=True)
-    names = batch.components
+    infinite = {math.inf: "Infinity", -math.inf: "-Infinity"}  # not NaN
+    totals, *columns = (
+        [value if math.isfinite(value) else infinite.get(value) for value in values.tolist()]
+        for values in (batch.total, *batch.components.values())
+    )
+    names, rows = (
+        batch.components,
+        zip(totals, zip(*columns, strict=True), batch.failed.tolist(), strict=True),
+    )
     results = [
         {"total": total, "components": dict(zip(names, row, strict=True)), "failed": failed}
         for total, row, failed in rows
     ]
     return dumps({"results": results, "seconds": batch.seconds, "fingerprint": fingerprint})
-
-
-def _number(score: float) -> Number:
-    if math.isfinite(score):
-        return score
-    return None if math.isnan(score) else "Infinity" if score > 0 else "-Infinity"
 
 
 def dumps(value: Any) -> bytes:

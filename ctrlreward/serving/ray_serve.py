@@ -28,16 +28,14 @@ class ReplicaOptions(BaseModel):
 
     Attributes:
         replicas: Copies of the reward, each with its own queue and models.
-        device: Device of all scorers. None is "cuda" if a replica has GPUs, else the file's.
         num_cpus: CPU cores of a replica; its scorers use as many threads, at least one.
-        num_gpus: GPUs of a replica, the only visible ones; 0.5 puts two replicas on one.
+        num_gpus: GPUs of a replica, where all scorers run; 0.5 puts two replicas on one.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     reward: Path
     replicas: PositiveInt = 1
-    device: str | None = None
     num_cpus: NonNegativeFloat = 1.0
     num_gpus: NonNegativeFloat = 0.0
     waiting: PositiveInt = 4096
@@ -72,13 +70,12 @@ def application(options: ReplicaOptions) -> Any:
         ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
         max_ongoing_requests=options.waiting,  # a replica makes its batches from them
         graceful_shutdown_timeout_s=120,
-        graceful_shutdown_wait_loop_s=0.2,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
     return deployment.bind(
         max(1, int(options.num_cpus)),
         block=read_reward(options.reward),
-        device=options.device or ("cuda" if options.num_gpus else None),
+        device="cuda" if options.num_gpus else None,
         token=os.environ.get("CTRLREWARD_TOKEN"),
         waiting=options.waiting,
         get_reward=options.get_reward,

@@ -149,15 +149,11 @@ class RemoteReward(AnyReward):
             raise ServerError(f"the reward server {self.url} needs its token")
         spoken = found.get("protocol") if isinstance(found, dict) else None
         if spoken != PROTOCOL:
-            raise ServerError(
-                f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}: install the same "
-                "version of ctrlreward on both sides"
-            )
+            raise ServerError(f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}")
         for expected in (self._expected, self._description or {}):
             changes = changed_items(expected, {key: found[key] for key in expected})
-            if lines := [f"{key}: expected {one}, found {two}" for key, one, two in changes]:
-                listed = "\n  ".join(lines)
-                raise OtherReward(f"{self.url} serves another reward:\n  {listed}")
+            for key, wanted, other in changes:
+                raise OtherReward(f"{self.url}: {key} must be {wanted}, is {other}")
         self._description = found
 
     def release(self) -> None:
@@ -197,8 +193,7 @@ class RemoteReward(AnyReward):
             return retrying(self._attempt, method, path, content)
         except _Transient as error:
             raise ServerLost(
-                f"the reward server {self.url} was lost: {error}. Start it with `ctrlreward serve "
-                "reward.yaml`, correct the URL, or set a longer patience."
+                f"the reward server {self.url} was lost: {error}. Start it with `ctrlreward serve`"
             ) from error
 
     def _attempt(self, method: str, path: str, content: bytes | None) -> Any:
@@ -209,8 +204,7 @@ class RemoteReward(AnyReward):
             )
         except (httpx2.ReadTimeout, httpx2.WriteTimeout) as error:  # may be scored already
             raise ServerLost(
-                f"the reward server {self.url} did not answer {path} in timeout = "
-                f"{self.timeout:g} s. Set a longer timeout or smaller batches."
+                f"{self.url}{path} did not answer in {self.timeout:g} s: set a longer timeout"
             ) from error
         except httpx2.RequestError as error:
             raise _Transient(f"{type(error).__name__}: {error}") from error
@@ -220,11 +214,8 @@ class RemoteReward(AnyReward):
             value = None
         if response.is_success and value is not None:
             return value
-        # An error without our `detail`, a string or a list with `msg`, is a proxy's, such as Ray
-        # Serve's, whose server has ended.
+        # An error without our `detail` is a proxy's, such as Ray Serve's, whose server has ended.
         detail = value.get("detail") if isinstance(value, dict) else None
-        if isinstance(detail, list):
-            detail = "; ".join(str(item.get("msg")) for item in detail if isinstance(item, dict))
         status = response.status_code
         message = detail or f"{status} {response.reason_phrase}"
         if status == 503 or (status in (404, 500, 502, 504) and detail is None):
@@ -234,9 +225,7 @@ class RemoteReward(AnyReward):
             raise _Transient(message, wait)
         if status == 422:
             raise ValueError(message)
-        if response.is_success:
-            message = "its reply is not JSON"
-        raise ServerError(f"the reward server {self.url}, {method} {path}: {status}, {message}")
+        raise ServerError(f"{method} {self.url}{path} was answered by {status}, {message}")
 
     def _client(self) -> httpx2.Client:
         """Return the client of this process: after a fork, not the parent's connections."""

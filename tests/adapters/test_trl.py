@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ctrlreward import Reward, Similarity, WordVectors
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
 from ctrlreward.failures import ItemError
 from ctrlreward.huggingface import RewardCheckpoint
-from ctrlreward.models.chats import plain_text
-from ctrlreward.runs import read_stored_run
 from ctrlreward.samples import parse_conversation
 
 
@@ -193,31 +190,23 @@ def test_only_assistant_messages_of_a_chat_are_scored(reward, letters) -> None:
     assert seen == ["s\nu"]
 
 
-def test_wrong_columns_are_named(reward) -> None:
-    with pytest.raises(ValueError, match="lable"):
-        as_reward_funcs(reward, {"lable": "tone"})
-    with pytest.raises(ValueError, match="labels"):
-        as_reward_funcs(reward, {"labels": "tone", "label": "tone"})
-    (function,) = as_reward_funcs(reward, {"labels": "tone"})
-    with pytest.raises(ValueError, match="tone"):
-        function(prompts=["p"], completions=["a"], mood=["glad"])
-    with pytest.raises(ItemError, match="labels"):
-        function(prompts=["p"], completions=["a"], tone=[0.5])
-
-
 def brevity(completions, prompts, labels, **kwargs):
     assert (prompts, labels) == (["p", "p"], ["1", "2"])
     return [-len(completion) or None for completion in completions]
 
 
-def test_mistakes_are_named_before_training() -> None:
-    for build in (as_reward_funcs, as_async_reward_funcs, as_component_funcs):
-        with pytest.raises(ValueError, match="labels"):
-            build(brevity)
-    (function,) = as_reward_funcs(lambda texts: [torch.tensor(1.0), torch.tensor([2.0])])
-    with pytest.raises(TypeError, match="FunctionScorer"):
-        function(prompts=["p", "p"], completions=["a", "b"])
-    assert function.samples(["p"], [[{"content": "a"}]], {})[1].texts == ("",)  # has no role
+@pytest.mark.parametrize("build", [as_reward_funcs, as_async_reward_funcs, as_component_funcs])
+def test_wrong_columns_are_named(build, reward) -> None:
+    for wrong, named in (({"lable": "tone"}, "lable"), ({"labels": "a", "label": "b"}, "labels")):
+        with pytest.raises(ValueError, match=named):
+            build(reward, wrong)
+    with pytest.raises(ValueError, match="labels"):
+        build(brevity)
+    (function,) = as_reward_funcs(reward, {"labels": "tone"})
+    with pytest.raises(ValueError, match="tone"):
+        function(prompts=["p"], completions=["a"], mood=["glad"])
+    with pytest.raises(ItemError, match="labels"):
+        function(prompts=["p"], completions=["a"], tone=[0.5])
 
 
 def test_what_a_reward_takes_is_a_reward_function(kinds) -> None:
@@ -228,28 +217,3 @@ def test_what_a_reward_takes_is_a_reward_function(kinds) -> None:
     (function,) = as_reward_funcs(kinds["kinds"])
     of_reward = Reward(kinds["kinds"])(["ab", "c"], groups="p").total.tolist()
     assert function(["p", "p"], ["ab", "c"]) == of_reward
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_the_texts_that_trl_stores_are_a_run(train, tmp_path, chat: bool) -> None:
-    """Rewards of None are failed; both steps have the same two prompts, in any order."""
-
-    def letters(completions: list[Any], **_: Any) -> list[float | None]:
-        texts = [plain_text(each) for each in completions]
-        return [None if "f" in text else float(text.count("a")) for text in texts]
-
-    trainer = train([letters], chat=chat, log_completions=True)
-    run = read_stored_run(tmp_path)
-    assert run.source == "texts"
-    logged = {row["step"]: row for row in trainer.state.log_history if "reward" in row}
-    for step in run.steps:
-        texts = run.samples["completions"][step.step]
-        samples, scores = texts.samples, texts.scores
-        assert np.nanmean(scores["letters"]) == pytest.approx(logged[step.step]["reward"])
-        assert samples.prompts in ((*["ab"] * 4, *["cd"] * 4), (*["cd"] * 4, *["ab"] * 4))
-        assert step.evidence["completions/letters"].shape == (2,)
-        failed = np.isnan(scores["letters"])
-        assert failed.tolist() == ["f" in text for text in samples.texts]
-        assert step.metrics["completions/fail_rate"] == failed.mean()
-    last = [plain_text(each) for each in trainer._logs["completion"]]
-    assert sorted(samples.texts) == sorted(last)

@@ -114,33 +114,26 @@ def test_the_remote_manager_gets_a_plain_function_by_keyword(reward) -> None:
     assert [there(**{**row, "extra_info": extra}) for row in rows()] == by_single_calls(reward)
 
 
-def test_later_async_calls_form_another_batch(reward, letters) -> None:
-    compute_score = as_async_compute_score(reward, -9.0, wait=0.01)
-    assert inspect.iscoroutinefunction(compute_score)
+def test_later_calls_form_another_batch_and_a_cancelled_one_cancels_no_other(
+    reward, letters
+) -> None:
+    compute_score = as_async_compute_score(reward, -9.0, {"prefixes": "start"}, wait=0.05)
 
-    async def in_two_waves() -> list[dict[str, float | None]]:
-        results = []
+    async def in_two_waves() -> list[Any]:
+        results: list[Any] = []
         for wave in (("ab", "aab"), ("b",)):
-            results += await asyncio.gather(*(compute_score("d", text, None) for text in wave))
+            calls = (compute_score("d", text, None, {"start": "a"}) for text in wave)
+            tasks = [asyncio.create_task(call) for call in calls]
+            await asyncio.sleep(0)
+            if len(tasks) == 2:
+                tasks[0].cancel()
+            results += await asyncio.gather(*tasks, return_exceptions=True)
         return results
 
-    results = asyncio.run(in_two_waves())
-    assert [samples.texts for samples in letters.scored] == [("ab", "aab"), ("b",)]
-    assert [result["length"] for result in results] == [2.0, 3.0, 1.0]
-
-
-def test_a_cancelled_call_does_not_cancel_the_others(reward) -> None:
-    compute_score = as_async_compute_score(reward, -9.0, wait=0.05)
-
-    async def with_one_cancelled() -> list[Any]:
-        tasks = [asyncio.create_task(compute_score("d", text, None)) for text in ("ab", "b")]
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    cancelled, other = asyncio.run(with_one_cancelled())
+    cancelled, *others = asyncio.run(in_two_waves())
     assert isinstance(cancelled, asyncio.CancelledError)
-    assert other["length"] == 1.0
+    assert [samples.texts for samples in letters.scored] == [("aab", "aaab"), ("ab",)]
+    assert [result["length"] for result in others] == [4.0, 2.0]
 
 
 def test_samples_of_a_closed_event_loop_are_not_scored_in_the_next(reward, letters) -> None:
@@ -167,12 +160,6 @@ def test_every_caller_gets_the_error(letters) -> None:
         )
 
     assert [str(error) for error in asyncio.run(both())] == ["no totals"] * 2
-
-
-def test_texts_start_with_a_mapped_prefix(reward, letters) -> None:
-    compute_score = as_compute_score(reward, -9.0, {"prefixes": "start"})
-    compute_score("d", "b", "", extra_info={"start": "a"})
-    assert letters.scored[0].texts == ("ab",)
 
 
 def test_what_would_be_scored_wrong_is_an_error(reward, kinds) -> None:

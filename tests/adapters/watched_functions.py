@@ -1,7 +1,9 @@
-"""Reward functions of several trainers, at module level so that they pickle."""
+"""Reward functions of several trainers, and a call of one, at module level so that they pickle."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,3 +43,9 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> di
     """A function of OpenRLHF."""
     lengths = torch.tensor([float(len(query)) for query in queries])
     return {"rewards": lengths, "scores": lengths, "extra_logs": {"half": lengths / 2}}
+
+
+def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call a function with keywords, a coroutine function in an event loop of its own."""
+    result = function(**arguments)
+    return asyncio.run(result) if asyncio.iscoroutine(result) else result

@@ -12,7 +12,6 @@ import pytest
 from ctrlreward import LexiconSentiment, Reward, Samples
 from ctrlreward.samples import records_of
 from ctrlreward.serving.description import describe
-from ctrlreward.serving.get_reward import GetReward
 
 Start = Callable[..., Any]
 
@@ -39,18 +38,6 @@ def test_a_reply_has_the_fingerprint(live_server: Start, reward: Reward) -> None
     assert described == {"status": "ready", **describe(reward)}
     reply = client.post("/score", json={"samples": records_of(SAMPLES)}).json()
     assert reply["fingerprint"] == described["fingerprint_id"]
-
-
-def test_the_routes_are_described(live_server: Start, reward: Reward) -> None:
-    client = live_server(reward, get_reward=GetReward(-1.0, columns={"labels": "label"})).client
-    page = client.get("/openapi.json").json()
-    paths, schemas = page["paths"], page["components"]["schemas"]
-    assert set(paths) == {"/score", "/get_reward", "/health", "/ready", "/metrics"}
-    content = paths["/score"]["post"]["requestBody"]["content"]["application/json"]
-    assert content["schema"] == {"$ref": "#/components/schemas/ScoreBody"}
-    assert schemas["ScoreBody"]["required"] == ["samples"]
-    assert schemas["Sample"]["required"] == ["text"]
-    assert client.get("/docs").status_code == 404
 
 
 def test_a_server_that_loads_is_alive_but_not_ready(

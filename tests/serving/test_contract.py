@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from ctrlreward import RewardBatch, Samples
 from ctrlreward.samples import records_of
-from ctrlreward.serving.contract import Sample, ScoreBody, ScoreReply, dumps, score_reply
+from ctrlreward.serving.contract import ScoreBody, ScoreReply, dumps, score_reply
 
 texts = st.text(st.characters(), max_size=8)  # with unpaired surrogates
 
@@ -117,19 +117,3 @@ def test_a_reply_of_another_form_is_no_score(results: Any) -> None:
     reply = {"results": results, "seconds": 0.1, "fingerprint": "f"}
     with pytest.raises(ValueError, match="results"):
         ScoreReply.model_validate(reply).to_batch(["a"], 1)
-
-
-def test_a_label_may_be_an_object() -> None:
-    """With a label for each attribute, as in `Samples`; the schema says so."""
-    rows = [
-        {"text": "a", "label": {"sentiment": "good", "topic": 3, "tense": None}},
-        {"text": "b", "label": "sentiment=bad topic=4"},
-    ]
-    body = ScoreBody.model_validate_json(json.dumps({"samples": rows}))
-    named = {"sentiment": ["good", "bad"], "topic": [3, 4]}
-    assert body.to_samples() == Samples(["a", "b"], labels=named)
-    kinds = {each["type"] for each in Sample.model_json_schema()["properties"]["label"]["anyOf"]}
-    assert kinds == {"string", "object"}
-    unclear = ScoreBody.model_validate({"samples": [A | {"label": {"my mood": "glad"}}]})
-    with pytest.raises(ValueError, match="labels"):
-        unclear.to_samples()

@@ -122,7 +122,7 @@ def test_what_is_expected_is_compared(serve_app: Callable[..., Any], tmp_path: P
     for expect in (file, str(file), RemoteReward(url).description["fingerprint_id"]):
         RemoteReward(url, expect=expect).load()
     for wrong in (other, "f" * 64):
-        with pytest.raises(OtherReward, match=f"{url}.*\n.*fingerprint_id"):
+        with pytest.raises(OtherReward, match=f"{url}.*fingerprint_id"):
             RemoteReward(url, expect=wrong)(SAMPLES)
     with pytest.raises(OSError, match="none"):
         RemoteReward(url, expect=tmp_path / "none.yaml")
@@ -286,15 +286,12 @@ def test_a_server_that_comes_back_with_the_same_reward_is_asked_again(scripted: 
     again.end()
 
 
-REJECTED = [{"loc": ["body", "samples", 0, "label"], "msg": "labels[0] = 'x'", "type": "v"}]
-
-
 @pytest.mark.parametrize(
     ("status", "body", "error", "named"),
     [
         *((n, {"detail": "no soup"}, ServerError, f"{n}.*soup") for n in (400, 404, 413, 500)),
-        (422, {"detail": REJECTED}, ValueError, r"^labels\[0\] = 'x'$"),
-        (200, b"<html>", ServerError, "JSON"),
+        (422, {"detail": "labels[0] = 'x'"}, ValueError, r"^labels\[0\] = 'x'$"),
+        (200, b"<html>", ServerError, "200"),
         (200, {"results": []}, ValueError, "0 results"),
         (200, {"results": [{"total": 1.0, "failed": False}]}, ValueError, "components"),
         (200, {"fingerprint": "other"}, OtherReward, "other"),  # of another replica

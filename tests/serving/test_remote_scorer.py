@@ -1,29 +1,17 @@
-"""Scores of a server in Lightning: a monitored, and a rewarded, training run."""
+"""Scores of a server in Lightning."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from counting_module import Counting
 from fakes import Letters, Rank
-from lightning_choice import (
-    Generation,
-    GenerationScorer,
-    LoRA,
-    OptimizerConfig,
-    PolicyTuner,
-    pl,
-    quiet_trainer,
-)
-from torch.utils.data import DataLoader
+from lightning_choice import GenerationScorer, pl, quiet_trainer
 
 from ctrlreward import Reward, Samples
-from ctrlreward.jobs.training_job import build
 from ctrlreward.placement import shared_device
 from ctrlreward.scorers.base import score
 from ctrlreward.serving.remote_reward import RemoteReward
@@ -81,62 +69,3 @@ def test_components_of_one_scorer_are_one_request(live_server: Callable[..., Any
     devices = {name: component.scorer.devices for name, component in remote.components.items()}
     assert shared_device(devices, "cuda", [0, 1], 2) is None  # it takes none of the training
     remote.release()
-
-
-def test_a_policy_learns_from_it_as_from_the_same_reward_in_process(
-    tiny_llama: Callable[[str], str], live_server: Callable[..., Any], tmp_path: Path
-) -> None:
-    def rewarded(reward: Reward) -> tuple[list[list[float]], list[torch.Tensor]]:
-        totals: list[list[float]] = []
-
-        class Recorder(pl.Callback):
-            def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
-                totals.append(module.last_rollout[1].total.tolist())
-
-        pl.seed_everything(0)
-        module = PolicyTuner(
-            tiny_llama("abcdef"),
-            reward,
-            generation=Generation(num_generations=4, max_completion_length=6),
-            optimizer=OptimizerConfig(learning_rate=0.01),
-            lora=LoRA(r=4),
-        )
-        trainer = quiet_trainer(max_steps=4, callbacks=[Recorder()], default_root_dir=tmp_path)
-        batch = Samples(["ab", "cd"], labels=["a", "c"])
-        trainer.fit(module, DataLoader([batch] * 8, batch_size=None))  # type: ignore[arg-type]
-        return totals, [p.detach().clone() for p in module.parameters() if p.requires_grad]
-
-    letters = Letters()
-    local = Reward({"letters": (letters["letters"], 0.3), "length": (letters["length"], 0.1)})
-    here, weights = rewarded(local)
-    there, same_weights = rewarded(RemoteReward(live_server(local).url))
-    assert len(here) == 4
-    assert len({str(totals) for totals in here}) > 1
-    np.testing.assert_allclose(there, here)
-    for one, other in zip(weights, same_weights, strict=True):
-        torch.testing.assert_close(other, one)
-
-
-FILE = """
-model:
-  class_path: ctrlreward.policy.PolicyTuner
-  init_args:
-    model: smollm2-135m
-    reward:
-      class_path: ctrlreward.serving.remote_reward.RemoteReward
-      init_args: {url: "http://127.0.0.1:8700", patience: 3}
-"""
-
-
-def test_a_yaml_names_it_and_no_server_is_needed_to_read_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restores it after the command line sets it
-    file = tmp_path / "train.yaml"
-    file.write_text(FILE)
-    reward = build(["--config", str(file)]).model.reward
-    assert isinstance(reward, RemoteReward)
-    assert reward.url == "http://127.0.0.1:8700"
-    other = build(["--config", str(file), "--model.reward.url=http://elsewhere:1"]).model.reward
-    assert other.url == "http://elsewhere:1"

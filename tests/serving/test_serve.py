@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
-from fakes import letters_reward
+from fakes import lengths, letters_reward
 from warm_python import WarmProcess
 
-from ctrlreward import CTRLEval, Distinct, Perplexity, RemoteReward, Reward
+from ctrlreward import CTRLEval, Distinct, FunctionScorer, Perplexity, RemoteReward, Reward
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.serving.application import create_app
@@ -113,12 +112,10 @@ def test_the_reward_is_found_in_the_file(written: Callable[[str], Path], content
 SHORT = """
 components:
   relevance: {scorer: CTRLEval, score: attribute_relevance, weight: 2, model: %s, task: sentiment}
-  fluency:
-    scorer: Perplexity
-    score: log_likelihood
-    weight: 0.5
-    options: {model: %s}
+  fluency: {scorer: Perplexity, score: log_likelihood, weight: 0.5, options: {model: %s}}
   diversity: {scorer: Distinct, score: distinct_2}
+  length: {function: fakes.lengths, pointwise: true}
+given: {diversity: [relevance, 0.1]}
 aggregate: weighted
 """
 
@@ -134,21 +131,15 @@ def test_components_as_a_reader_of_the_page_writes_them(
             "relevance": (ctrleval["attribute_relevance"], 2.0),
             "fluency": (perplexity["log_likelihood"], 0.5),
             "diversity": Distinct()["distinct_2"],
-        }
+            "length": FunctionScorer(lengths, pointwise=True),
+        },
+        given={"diversity": ("relevance", 0.1)},
     )
     texts = {"texts": ["good soup.", "a bad room"], "labels": ["positive", "negative"]}
     reward = build_reward(written(content))
     assert reward(texts).total.tolist() == expected(texts).total.tolist()
     path = written("reward:\n" + "".join(f"  {line}\n" for line in content.split("\n")))
     assert build_reward(path).weights == expected.weights
-
-
-@pytest.mark.parametrize("options", ["", ", pointwise: true, weight: 1.0"])
-def test_a_component_is_a_function_by_its_import_path(
-    written: Callable[[str], Path], options: str
-) -> None:
-    path = written(f"components:\n  length: {{function: fakes.lengths{options}}}")
-    assert build_reward(path)(["soup", "foo"]).total.tolist() == [4, 3]
 
 
 @pytest.mark.parametrize("component", ["%s", "{scorer: %s}", "{class_path: %s}", "[%s, 1.0]"])
@@ -159,24 +150,6 @@ def test_a_scorer_is_a_class_of_scorers(
     for function in ("subprocess.call", "fakes.lengths", "os.getcwd"):
         with pytest.raises(ValueError, match="x"):
             build_reward(written(block % (component % function)))
-
-
-def test_conditions_and_scales_in_the_short_form(written: Callable[[str], Path]) -> None:
-    path = written(
-        """
-components:
-  letters: {scorer: fakes.Letters, score: letters}
-  length: {scorer: fakes.Letters, score: length}
-given: {length: [letters, 2]}
-aggregate:
-  class_path: ctrlreward.MeanMinusDeviation
-  init_args: {scales: {letters: [1.0, 1.0], length: [5.0, 3.0]}}
-"""
-    )
-    batch = build_reward(path)(["soup", "foo"], labels="o")
-    assert batch.components["length"].tolist() == [0, 3]
-    members = np.array([[0.0, -5 / 3], [1.0, -2 / 3]])
-    assert batch.components["disagreement"] == pytest.approx(members.std(axis=1))
 
 
 GPT2 = SHORT % ("gpt2", "gpt2")
