@@ -181,18 +181,21 @@ class _RewardFunc:
         Metrics of each sample, since TRL averages over the samples of all ranks; components as
         columns of TRL's table of completions, which must be the same in all batches.
         """
-        log_metric, log_extra = given.get("log_metric"), given.get("log_extra")
         rewards = _spread(batch.total, rows, n)
         rewards.components = {k: _spread(v, rows, n) for k, v in batch.components.items()}
-        log_metric, log_extra = given.get("log_metric"), given.get("log_extra")
-        for component, values in batch.components.items():
-            if log_extra is not None:
-                log_extra(f"{self.name}/{component}", rewards.components[component])
-            if log_metric is not None:
-                for value in values[~batch.failed]:
-                    log_metric(f"{self.name}/{component}", float(value))
-        _log_failures(log_metric, self.name, batch.failed)
+        if (log_extra := given.get("log_extra")) is not None:
+            for component, column in rewards.components.items():
+                log_extra(f"{self.name}/{component}", column)
+        valid = {name: values[~batch.failed] for name, values in batch.components.items()}
+        self.log({**valid, "fail_rate": batch.failed}, given)
         return rewards
+
+    def log(self, columns: Mapping[str, npt.NDArray[Any]], given: Mapping[str, Any]) -> None:
+        """Log each value of each column."""
+        if (log_metric := given.get("log_metric")) is not None:
+            for name, values in columns.items():
+                for value in values.tolist():
+                    log_metric(f"{self.name}/{name}", float(value))
 
 
 class _Total(_RewardFunc):
@@ -221,7 +224,7 @@ class _Component(_RewardFunc):
         rows, samples = self.samples(prompts, completions, given)
         batch = self.reward(samples)
         values = batch.components[self.name]
-        _log_failures(given.get("log_metric"), self.name, np.isnan(values))
+        self.log({"fail_rate": np.isnan(values)}, given)
         return _spread(np.where(batch.failed, np.nan, values), rows, len(completions))
 
 
@@ -240,14 +243,6 @@ class _CachedReward:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"reward": self.reward, "last": None}
-
-
-def _log_failures(
-    log_metric: Callable[[str, float], None] | None, name: str, failed: npt.NDArray[np.bool_]
-) -> None:
-    if log_metric is not None:
-        for each in failed:
-            log_metric(f"{name}/fail_rate", float(each))
 
 
 def _spread(values: Scores, rows: Sequence[int], n: int) -> Rewards:

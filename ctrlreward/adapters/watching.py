@@ -77,7 +77,9 @@ def watch(
     if len(weights) != len(functions):
         raise ValueError(f"weights must have {len(functions)} items, got {len(weights)}")
     monitor = DriftMonitor(level, tolerances)
-    recorder = _Recorder([_name_of(each) for each in functions], weights, monitor, path)
+    names = [_name_of(each) for each in functions]
+    names = [n if names.count(n) == 1 else f"{n}_{i + 1}" for i, n in enumerate(names)]
+    recorder = _Recorder(names, weights, monitor, path)
     watched = [_watched(each, i, recorder) for i, each in enumerate(functions)]
     return cast(Watched, watched if isinstance(reward, list) else watched[0])
 

@@ -54,20 +54,6 @@ class LiveServer:
         return host, int(port)
 
 
-class Quick:
-    """asyncio, as uvicorn uses it to look every tenth of a second whether to end."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(asyncio, name)
-
-    @staticmethod
-    async def sleep(seconds: float) -> None:
-        await asyncio.sleep(seconds / 20)
-
-
-uvicorn.server.asyncio = Quick()
-
-
 @contextmanager
 def running(app: FastAPI, wait: bool = True) -> Iterator[LiveServer]:
     """Run an application by uvicorn in a thread on a free port."""
