@@ -84,7 +84,7 @@ class Batcher:
 
     async def drain(self) -> None:
         """Refuse new requests, and wait until the accepted ones are finished or cancelled."""
-        self.state = "draining"
+        self.state = "failed" if self.state == "failed" else "draining"
         while any(not request.result.done() for request in (*self.waiting, *self.scoring)):
             await asyncio.sleep(0.01)
         self._thread.shutdown(wait=False)

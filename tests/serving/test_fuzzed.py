@@ -101,7 +101,7 @@ def test_no_json_breaks_a_route(
     client = start(live_server).client
     for route in ("/score", "/get_reward"):
         for damaged in (b"", b"\xff", b'{"query": [}'):
-            assert client.post(route, content=damaged, headers=JSON).status_code == 422
+            assert client.post(route, content=damaged, headers=JSON).status_code in (400, 422)
     for route, body in BODIES:
         for name, value in VALUES.items():
             content = body.replace("%s", value).encode()
