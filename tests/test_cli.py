@@ -18,20 +18,16 @@ import torch
 import wandb
 import yaml
 from pytorch_lightning.utilities.exceptions import SIGTERMException
-from wandb_runs import read_runs
 
 from ctrlreward.callbacks import (
     BeforeAfter,
     GenerationScorer,
-    RewardCheckpoint,
-    RewardEarlyStopping,
 )
 from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import read_job, resolved
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import build, run_folders
 from ctrlreward.plots import curve
-from ctrlreward.selection import StopRule
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEMO = CONFIGS / "controlled_generation" / "sentiment_smollm2.yaml"
@@ -74,14 +70,6 @@ def test_the_demo_builds_trainer_model_and_data() -> None:
     assert labels is not None
     assert len({labels.count(label) for label in set(labels)}) == 1
     assert set(labels) == set(cli.datamodule.prompts.labels)
-
-
-@pytest.mark.usefixtures("nothing_loaded")
-def test_configuration_keys_are_options() -> None:
-    options = ["--model.beta=0.5", "--trainer.max_steps=7", "--ckpt_path=last"]
-    cli = build([str(DEMO), *options])  # `--config` may be left out
-    assert (cli.model.beta, cli.trainer.max_steps) == (0.5, 7)
-    assert cli.config.ckpt_path == "last"
 
 
 def test_a_run_that_sigterm_ended_exits_with_143(
@@ -266,35 +254,6 @@ def test_a_folder_is_of_one_run_at_a_time_and_a_requeued_job_is_resumed(tmp_path
         pass
 
 
-def test_callbacks_resume_their_counters(resumed: Resumed) -> None:
-    scores = curve(resumed.history, "score/attribute_relevance")[1]
-    rule = StopRule("x", patience=99)
-    expected = rule.start()
-    for step, score in enumerate(scores):
-        expected, _ = rule.update(expected, step, {"x": score})
-    states = resumed.last["callbacks"]
-
-    def state(kind: type) -> dict[str, Any]:
-        (of_kind,) = (s for key, s in states.items() if key.startswith(kind.__name__))
-        return of_kind
-
-    counted = {"validations": 3, "last_scored_step": 6}
-    scorer = state(GenerationScorer)
-    evidence = scorer.pop("by_prompt")["score/attribute_relevance"]
-    assert sum(map(sum, evidence)) / len(evidence) == pytest.approx(scores[-1])
-    assert scorer.pop("validated_step") == 6
-    assert scorer.pop("last_logged")["score/attribute_relevance"] == pytest.approx(scores[-1])
-    assert {key: scorer[key] for key in counted} == counted
-    assert state(RewardEarlyStopping)["wait_count"] == expected.wait_count
-    assert state(RewardEarlyStopping)["best"] == pytest.approx(expected.best)
-    kept = state(RewardCheckpoint)
-    assert kept["best_model_score"].item() == pytest.approx(max(scores))
-    assert Path(kept["best_model_path"]).exists()
-    assert sorted(p.name for p in (resumed.folder / "samples" / "score").iterdir()) == [
-        f"step={step:06d}.jsonl" for step in (2, 4, 6)
-    ]
-
-
 def test_the_report_covers_the_whole_run(resumed: Resumed) -> None:
     assert (resumed.folder / "before.jsonl").read_bytes() == resumed.before
     assert resumed.summary["steps"] == 6
@@ -305,10 +264,3 @@ def test_the_report_covers_the_whole_run(resumed: Resumed) -> None:
     assert (adapter / "adapter_model.safetensors").exists()
     assert (resumed.folder / "curves.png").stat().st_size > 10_000
     assert (resumed.folder / "config.yaml").exists()
-
-
-def test_the_offline_run_of_wandb_has_the_curves(resumed: Resumed) -> None:
-    rest = read_runs(resumed.folder)[-1]
-    scored = dict(zip(*curve(resumed.history, "score/attribute_relevance"), strict=True))
-    drawn = rest.curve("score/scored_step", "score/attribute_relevance")
-    assert drawn == pytest.approx({step: scored[step] for step in (4, 6)})

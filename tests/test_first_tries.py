@@ -110,12 +110,6 @@ def test_scores_whose_column_is_absent_are_left_out_and_named(
         CTRLEval(model, aspects=["coherence", "consistency"]).score(TEXTS)
 
 
-def test_defaults_need_no_model_of_the_user() -> None:
-    assert cr.Accuracy().labels == ("negative", "positive")
-    assert [*cr.AttributeClassifier(dtype="float32").classifiers] == ["sentiment", "topic"]
-    assert cr.TransferQuality().required_columns().keys() == {"labels", "sources"}
-
-
 def test_a_missing_column_is_found_before_a_model_is_loaded(tmp_path: Any) -> None:
     nowhere = str(tmp_path / "nowhere")  # loading it would raise another error
     scorers = {

@@ -230,12 +230,6 @@ def nothing_ran(workplace: None) -> Iterator[None]:
     assert not Path("ran").exists()
 
 
-def test_a_pickle_would_run_without_care() -> None:
-    torch.save({"weights": Payload()}, "stranger.ckpt")
-    torch.load("stranger.ckpt", weights_only=False)
-    Path("ran").rmdir()
-
-
 def test_a_checkpoint_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"state_dict": {}, "loops": Payload()}, "stranger.ckpt")
     boring = "pytorch_lightning.demos.boring_classes"

@@ -48,8 +48,8 @@ class Log(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Folder of the log."""
-        return self.path.parent
+        """Folder of the log, which is the source itself of a run with texts alone."""
+        return self.path if self.path.is_dir() else self.path.parent
 
 
 class NoLog(ValueError):

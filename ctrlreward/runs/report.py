@@ -26,7 +26,7 @@ from ctrlreward.files import json_text, write_whole
 from ctrlreward.plots import arrowed
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.report_contents import contents
-from ctrlreward.runs.select import add_rule_options, check_rule_options
+from ctrlreward.runs.select import add_rule_options
 
 _PAGE = Path(__file__).with_name("report_page")
 
@@ -46,7 +46,6 @@ def run(arguments: list[str]) -> None:
     options = parser().parse_args(arguments)
     with user_errors():
         check_ending("--output", options.output, ".html")
-        check_rule_options(options)
         given = Path(options.run)
         path = Path(options.output or (given if given.is_dir() else given.parent) / "report.html")
         report = write_report(path, options.run, options)

@@ -16,6 +16,7 @@ from ctrlreward.arguments import counted, inner_path, sign_of
 from ctrlreward.functional.sequential import level_of_test
 from ctrlreward.runs.folder import StoredRun, as_mapping
 from ctrlreward.runs.select import (
+    RULE_OPTIONS,
     Selection,
     better_mode,
     decide,
@@ -135,7 +136,7 @@ def _rules(stored: StoredRun, options: Any, missing: list[str]) -> tuple[RunRule
             except (TypeError, ValueError) as error:
                 missing.append(f"decisions of the run's {kind.__name__}: {error}")
     origin = "rules of the run"
-    if options.maximise or options.minimise or options.guard or options.pareto:
+    if any(getattr(options, name) for name in RULE_OPTIONS):
         given = run_rules(stored, options)
         rules |= {field: rule for field in _RULES if (rule := getattr(given, field))}
         origin = "rules of the command line"

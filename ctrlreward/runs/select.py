@@ -41,6 +41,8 @@ _EXAMPLES = (
     "--checkpoints checkpoints/gsm8k --json",
 )
 
+RULE_OPTIONS = ("maximise", "minimise", "pareto", "guard", "subject_to", "stop")
+
 _NOT_CHOSEN = 1
 _BOUND = re.compile(r"\s*(?P<key>.+?)\s*(?P<relation>>=|<=|==|=|>|<)\s*(?P<value>[^<>=]+?)\s*")
 # Keys that decide, the first ones of a list: scores and rewards of held-out and of training texts.
@@ -104,11 +106,10 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, also of a script's use")
     options = parser.parse_args(arguments)
     with user_errors():
-        check_rule_options(options)
         stored = read_stored_run(
             options.run, Path(options.checkpoints) if options.checkpoints else None
         )
-        if not (options.maximise or options.minimise or options.pareto or options.guard):
+        if not any(getattr(options, name) for name in RULE_OPTIONS):
             raise ValueError(
                 "no score is given. Use --maximise KEY, --minimise KEY or --pareto A,B. "
                 f"{stored.log} has the keys {_listed(stored)}"
@@ -156,20 +157,15 @@ def add_rule_options(parser: ArgumentParser) -> None:
         help=f"when a rule would have stopped, by {', '.join(_STOP)}")  # fmt: skip
 
 
-def check_rule_options(options: Any) -> None:
-    """Raise a ValueError if options contradict each other."""
-    if options.maximise and options.minimise:
-        raise ValueError("--maximise and --minimise are both given. Use one of them.")
-    for name in ("subject_to", "stop"):
-        if getattr(options, name) and not (options.maximise or options.minimise):
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} needs the score to select by: --maximise KEY")
-
-
 def run_rules(stored: StoredRun, options: Any) -> RunRules:
     """Return the rules of the options, with keys that are logged."""
     best = stop = alarm = pareto = None
     monitor = options.maximise or options.minimise
+    if options.maximise and options.minimise:
+        raise ValueError("--maximise and --minimise are both given. Use one of them.")
+    if (options.subject_to or options.stop) and not monitor:
+        option = "subject-to" if options.subject_to else "stop"
+        raise ValueError(f"--{option} needs the score to select by: --maximise KEY")
     if monitor:
         mode: Mode = "max" if options.maximise else "min"
         key = logged_key(stored, monitor)

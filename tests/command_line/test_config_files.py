@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from ctrlreward.command_line.config_files import (
     with_extended,
 )
 from ctrlreward.jobs.training_job import build
-from ctrlreward.models.sources import TRAINED_NAMES
 
 BASE = """
 model: {class_path: pytorch_lightning.demos.boring_classes.BoringModel}
@@ -94,30 +93,6 @@ def test_values_are_those_of_the_file_on_top(tmp_path: Path) -> None:
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEMO = CONFIGS / "controlled_generation" / "sentiment_smollm2.yaml"
-
-
-def values(content: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the keys that lead to each value that is neither a mapping nor a list."""
-    if not isinstance(content, dict | list):
-        yield keys, content
-        return
-    pairs = content.items() if isinstance(content, dict) else enumerate(content)
-    for key, inner in pairs:
-        yield from values(inner, (*keys, str(key)))
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.name)
-def test_nothing_but_the_trainers_folder_names_the_folder_of_a_run(path: Path) -> None:
-    content = read_config(path)
-    root = content.get("trainer", {}).get("default_root_dir", "none")
-    for keys, value in values(content):
-        if keys != ("trainer", "default_root_dir"):
-            assert value != root, keys
-            assert not str(value).startswith(f"{root}/"), keys
-        if keys == ("model", "init_args", "folder") or keys[-1] in ("dirpath", "save_dir"):
-            # The names of trained models are folders of the cache.
-            of_run = str(value).startswith("${trainer.default_root_dir}")
-            assert of_run or value in TRAINED_NAMES, keys
 
 
 MISTAKES = (

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,15 +113,6 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
     assert OneLetter.calls == [1]  # equal texts are scored once
 
 
-def test_names_distinguish_scorers_with_the_same_scores() -> None:
-    write(RECORDS)
-    options = [BY_LETTERS, BY_LETTERS, "--scorers.letter=t"]
-    main(["score", "in.jsonl", "out.jsonl", *options, "--names=[e,t]"])
-    rows = read_rows(Path("out.jsonl"))
-    assert [row["e.letters"] for row in rows] == EXPECTED
-    assert rows[0]["t.letters"] == TEXTS[0].count("t") / 3
-
-
 def test_systems_are_scored_apart(capsys: pytest.CaptureFixture[str]) -> None:
     """A score that compares texts with each other, and the summary, are of one system each."""
     texts = {"A": ["a", "a bc", ""], "B": ["abcd", "abcde", "abcdef"]}
@@ -158,27 +148,6 @@ def test_labels_of_the_file_are_mapped() -> None:
     main(["score", "in.jsonl", "out.jsonl", *options, "--label-map", "0=negative", "1=positive"])
     found = read_rows(Path("out.jsonl"))
     assert [(row["mood"], row["accuracy"]) for row in found] == [(1, 1.0), (0, 1.0)]
-
-
-@pytest.mark.parametrize("source", ["in.csv", "in.jsonl"])
-def test_a_scorer_reads_its_attribute(source: str) -> None:
-    """Of a column for each attribute, or of an object; all columns are copied as they were."""
-    rows: list[dict[str, Any]] = [
-        {"text": "A lovely soup.", "sentiment": "positive", "topic": "food"},
-        {"text": "A lovely trip.", "sentiment": "negative", "topic": "travel"},
-    ]
-    columns = ["--columns.label=sentiment,topic"]
-    if source == "in.csv":
-        write_csv(source, rows)
-    else:
-        rows, columns = [{"text": row.pop("text"), "label": row} for row in rows], []
-        write(rows)
-    options = ["--scorers", "LexiconSentiment", "--scorers.attribute=sentiment"]
-    main(["score", source, "out.jsonl", *columns, *options])
-    written = read_rows(Path("out.jsonl"))
-    assert [row.pop("accuracy") for row in written] == [1.0, 0.0]
-    assert [row.pop("polarity") > 0 for row in written] == [True, True]
-    assert written == rows
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
@@ -219,15 +188,6 @@ def test_shards_are_the_whole_file(n: int, source: str, refused: Callable[..., s
     written = b"".join(Path(f"out{i}.jsonl").read_bytes() for i in range(1, n + 1))
     assert written == Path("whole.jsonl").read_bytes()
     refused(source, "o.jsonl", "--scorers+=fakes.Rank", f"--shard=1/{n}")
-
-
-def test_a_shard_reads_its_lines_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """Rows of other shards may be wrong; places are lines of the whole file."""
-    write([{"text": "a"}, {"text": "odd"}, {"text": "bad"}])
-    Path("in.jsonl").write_text(Path("in.jsonl").read_text() + "{")
-    main(["score", "in.jsonl", "out.jsonl", "--scorers=fakes.Odd", "--shard=2/4"])
-    assert [row["text"] for row in read_rows("out.jsonl")] == ["odd"]
-    assert any("in.jsonl:2: it is odd" in line for line in caplog.messages)
 
 
 # Interrupted runs
@@ -293,37 +253,6 @@ def test_a_run_that_is_killed_at_any_time_loses_nothing(
     main([*command, "--scorers.seconds=0.2"])
     assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
     assert len(list(calls.iterdir())) <= 12  # not one of each 256 rows, or of each row
-
-
-def test_a_kill_after_the_output_was_written_scores_nothing_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write(RECORDS)
-    unlink = Path.unlink
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", lambda p, **k: sys.exit(9) if p == LOG else unlink(p, **k))
-        with pytest.raises(SystemExit, match="9"):
-            main(["score", "in.jsonl", "out.csv", BY_LETTERS])
-    content = Path("out.csv").read_bytes()
-    OneLetter.calls.clear()
-    main(["score", "in.jsonl", "out.csv", BY_LETTERS])
-    assert Path("out.csv").read_bytes() == content
-    assert (OneLetter.calls, LOG.exists()) == ([], False)
-
-
-def raises(texts: list[str]) -> list[float]:
-    if texts == [""]:
-        raise ValueError("no score")
-    return [1.0] * len(texts)
-
-
-def test_a_run_of_a_function_can_be_resumed_by_another_process(refused: Callable[..., str]) -> None:
-    write([*RECORDS[:4], {"id": 4, "text": ""}])
-    function = f"{__name__}.raises"
-    options = ["--scorers=FunctionScorer", f"--scorers.function={function}"]
-    refused("in.jsonl", "out.csv", *options, "--scorers.pointwise=true")
-    settings = json.loads(LOG.read_text().splitlines()[0])
-    assert settings["scorers"][0]["init_args"]["function"] == function
 
 
 def test_a_full_disk_keeps_the_parts_and_is_named(
@@ -427,9 +356,3 @@ def test_mistakes_are_named_and_write_nothing(
     assert message in refused(*arguments.split())
     assert sorted(Path().iterdir()) == before
     assert OneLetter.calls == []
-
-
-def test_an_error_of_a_scorer_names_the_row(refused: Callable[..., str]) -> None:
-    write(FILES["bad.jsonl"])
-    error = refused("in.jsonl", "out.csv", "--scorers=fakes.Length")
-    assert error.endswith("error: in.jsonl:2: text = 'bad': give a good one")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import wandb
 import yaml
 from thinned import every
 
@@ -19,7 +17,6 @@ from ctrlreward.command_line.config_files import (
     read_reward,
     resolved,
 )
-from ctrlreward.files import JsonLog
 from ctrlreward.jobs.recipes import recipe_files, recipe_text
 from ctrlreward.jobs.training_job import TrainCLI, build
 
@@ -75,24 +72,6 @@ def test_a_copy_is_one_file_that_names_files_which_exist(
     no_job = ("small", "as_printed", "official")
     no_job += ("ctrleval_as_published", "aligners_ctc")
     assert shown == ("" if name in no_job else str(copied))
-
-
-@pytest.mark.soak
-def test_a_copy_trains_from_another_folder(
-    workplace: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    main(["recipes", "copy", "controlled_generation/formality_smollm2.yaml", "mine"])
-    changed = Path("mine/formality_smollm2.yaml")
-    changed.write_text(changed.read_text().replace("It sounds <mask", "It reads <mask"))
-    (tmp_path / "configs").unlink()
-    Path("elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    main(["train", "--config", "../mine/formality_smollm2.yaml", "--smoke"])
-    wandb.finish()
-    (root,) = tmp_path.glob("*-smoke-*")
-    assert "It reads <mask_token>" in (root / "config.yaml").read_text()
-    assert len(JsonLog(root / "metrics.jsonl").read()) >= 2
 
 
 def test_a_second_copy_replaces_nothing_that_was_changed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from ctrlreward import Reward, Samples
 from ctrlreward.cli import main
-from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.models.passages import passages
 from ctrlreward.probing.examination import examine
 
@@ -161,18 +159,6 @@ def test_the_command_probes_a_function_of_a_file(tmp_path, capsys) -> None:
     assert "sentences doubled               +0.000 (in all texts)" in printed
 
 
-def test_texts_have_the_columns_of_score(tmp_path, capsys) -> None:
-    (tmp_path / "rewards.py").write_text(
-        "def ends(texts):\n    return [t[-1:] == '.' for t in texts]"
-    )
-    lines = ["answer,id", *(f"The {noun} is old.,1" for noun in ("dog", "house", "bridge", "car"))]
-    (tmp_path / "texts.csv").write_text("\n".join(lines))
-    command = [f"{tmp_path}/rewards.py:ends", "--texts", f"{tmp_path}/texts.csv"]
-    assert run(*command) == 2
-    assert "the column 'text', but the file has only answer, id. Name" in capsys.readouterr().err
-    assert run(*command, "--columns.text=answer") == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -192,10 +178,3 @@ def test_too_few_texts() -> None:
         examine(Reward({"length": length}), SAMPLES[:3])
     with pytest.raises(ValueError, match="none of the 20 texts has a score"):
         examine(Reward(lambda texts: [None for _ in texts]), SAMPLES)
-
-
-def test_a_module_is_found_in_the_working_folder(tmp_path, monkeypatch) -> None:
-    (tmp_path / "own_rewards.py").write_text("def words(texts):\n    return map(len, texts)\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    assert load_reward("own_rewards:words")(["ab"]).total.tolist() == [2.0]

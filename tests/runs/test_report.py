@@ -270,15 +270,6 @@ def test_texts_cannot_leave_the_data(call: Any, tmp_path: Path) -> None:
     assert max(map(len, texts)) < 2_100
 
 
-def test_many_texts_are_sampled(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = gamed_run(tmp_path / "run")
-    monkeypatch.setattr(report_contents, "TEXT_BYTES", 4_000)
-    shown = data_of(call(run)[3])["texts"][0]
-    assert shown["total"] == 24
-    assert 4 <= len(shown["items"]) < 24
-    assert [shown["items"][end]["p"].split()[-1] for end in (0, -1)] == ["0", "23"]
-
-
 def test_growth_of_phrases_agrees_with_a_plain_count(tmp_path: Path) -> None:
     run = gamed_run(tmp_path / "run")
     found = found_in(run)
@@ -351,26 +342,6 @@ def test_the_page_fits(visit: Any, tmp_path: Path, width: int, scheme: str) -> N
     assert dark == (scheme == "dark")
     bad = page.evaluate("getComputedStyle(document.querySelector('.verdict')).borderLeftColor")
     assert bad in ("rgb(185, 28, 28)", "rgb(255, 138, 128)")
-
-
-def test_texts_are_searched_and_sorted(visit: Any, tmp_path: Path) -> None:
-    run = gamed_run(tmp_path / "run")
-    page = visit(run)
-    texts = page.locator("#texts")
-    assert texts.locator(".items > details").count() == 24
-    texts.get_by_label("Search").fill("the COAT number")
-    assert texts.locator("[role=status]").inner_text().startswith("3 of 24")
-    texts.get_by_label("Search").fill("")
-    texts.locator("select[name=sort]").select_option("-accuracy")
-    first, last = (
-        [json.loads(row) for row in (run / f"samples/score/step=0000{s}.jsonl").open()]
-        for s in (10, 40)
-    )
-    falls = [
-        a["scores"]["accuracy"] - b["scores"]["accuracy"] for a, b in zip(first, last, strict=True)
-    ]
-    expected = first[int(np.argmax(falls))]["prefix"]
-    assert texts.locator("summary").first.inner_text().startswith(expected)
 
 
 def test_texts_stand_side_by_side_with_their_changes(visit: Any, tmp_path: Path) -> None:

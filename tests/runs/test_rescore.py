@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ import torch
 import yaml
 from counting_module import Counting
 from fakes import Share, Variety
-from hypothesis import given
-from hypothesis import strategies as st
 from lightning_choice import quiet_trainer
 from trainer_runs import tiny_trainer
 from transformers import TrainerCallback
@@ -33,11 +30,9 @@ from ctrlreward.callbacks import (
     RewardEarlyStopping,
 )
 from ctrlreward.cli import main
-from ctrlreward.files import JsonLog
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.rescoring_job import rescore
-from ctrlreward.runs.stored_texts import completions_per_prompt
-from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
+from ctrlreward.scorers.records import read_scored_samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -247,24 +242,6 @@ def test_decisions_are_those_of_a_run_with_the_other_scores(
         assert row["score/consonants"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_decisions_before_and_after(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A score that was logged is replaced: the table has both."""
-    judge = {"components": {"share": {**JUDGE["components"]["consonants"]}}}
-    (folder / "judge.yaml").write_text(yaml.safe_dump(judge))
-    found = rescored(folder, "--maximise", "score/share", capsys=capsys)
-    (decision,) = found["decisions"]
-    rows = JsonLog(folder / "run" / "metrics.jsonl").read()
-    before = {row["step"]: row["score/share"] for row in rows if "score/share" in row}
-    after = {row["step"]: row["score/share"] for row in found["validations"]}
-    assert decision["logged"]["step"] == max(before, key=lambda step: before[step])
-    assert decision["rescored"]["step"] == max(after, key=lambda step: after[step])
-    main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), "--maximise", "score/share"])
-    printed = capsys.readouterr().out
-    line = next(line for line in printed.splitlines() if "best by score/share" in line)
-    assert f"step {decision['logged']['step']}" in line
-    assert f"step {decision['rescored']['step']}" in line
-
-
 def test_a_killed_command_resumes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,43 +272,6 @@ def test_a_killed_command_resumes(
     Share.calls.clear()
     assert rescored(folder, capsys=capsys) == resumed
     assert Share.calls == []
-
-
-def test_other_texts_are_scored_again(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As of a run that was resumed at an earlier step, or still goes on."""
-    run = tmp_path / "copy"
-    for path in sorted((folder / "run" / "samples").glob("*/*.jsonl"))[:3]:
-        (run / "samples" / "score").mkdir(parents=True, exist_ok=True)
-        (run / "samples" / "score" / path.name).write_text(path.read_text())
-    (run / "metrics.jsonl").write_text((folder / "run" / "metrics.jsonl").read_text())
-    (folder / "run").unlink()
-    (folder / "run").symlink_to(run)
-    first = rescored(folder, capsys=capsys)
-    path = run / "samples" / "score" / "step=000002.jsonl"
-    texts, scores = read_scored_samples(path)
-    changed = texts.replace(texts=[f"{text} mmm" for text in texts.texts])
-    write_scored_samples(path, changed, scores)
-    Share.calls.clear()
-    second = rescored(folder, capsys=capsys)
-    assert 0 < sum(Share.calls) <= len(changed)  # of this file alone
-    one, two = ({r["step"]: r for r in found["validations"]} for found in (first, second))
-    assert one[2] != two[2]
-    assert {**one, 2: None} == {**two, 2: None}
-
-
-def test_rollouts_are_not_rescored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rollouts = folder / "run" / "samples" / "rollout"
-    for step in (1, 2):
-        prompts = [f"{step} {i}" for i in range(4)]
-        samples = Samples([f"mix {prompt}" for prompt in prompts], prompts=prompts, groups=prompts)
-        write_scored_samples(rollouts / f"step={step:06d}.jsonl", samples, {})
-    found = rescored(folder, f"--output={folder / 'one'}", capsys=capsys)
-    assert all(key.startswith("score/") for key in found["directions"])
-    for path in rollouts.iterdir():
-        path.unlink()
-    rollouts.rmdir()
 
 
 def refused(folder: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -365,14 +305,12 @@ def test_scores_of_more_than_the_texts_are_refused(
         (["--maximum", "score/share"], "--maximum"),
         (["--guard", "reward/total:policy/kl"], "policy/kl"),
         (["--maximise", "score/shar"], "score/shar"),
-        (["--subject_to", "policy/kl<=1"], "policy/kl"),
         (["--maximise", "score/fail_rate"], "--minimise"),
     ],
 )
 def test_a_wrong_option_is_named(
     folder: Path, options: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`tests/runs/test_select.py` has the others."""
     Share.calls.clear()
     assert named in refused(folder, *options, capsys=capsys)
     assert Share.calls == []
@@ -406,26 +344,3 @@ def test_the_selection_of_the_run_is_replayed(
     )
     lightning_run(tmp_path / "live", FIRST, best)
     assert found["decisions"][0]["logged"]["step"] == best.selected_step
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy")), min_size=1, max_size=6),
-    st.integers(1, 5),
-    st.booleans(),
-)
-def test_completions_of_a_prompt_are_counted(
-    prompts: list[tuple[str, str]], repeats: int, numbered: bool
-) -> None:
-    """Exactly where prompts have numbers; else a multiple, where equal ones follow each other."""
-    rows = [(i, each) for i, each in enumerate(prompts) for _ in range(repeats)]
-    columns: dict[str, Any] = {
-        "texts": [str(i) for i in range(len(rows))],
-        "prompts": [prompt for _, (prompt, _) in rows],
-        "labels": [label for _, (_, label) in rows],
-    }
-    if numbered:
-        columns["groups"] = [i for i, _ in rows]
-    found = completions_per_prompt(Samples(**columns))
-    assert found % repeats == 0
-    if numbered or all(a != b for a, b in pairwise(prompts)):
-        assert found == repeats

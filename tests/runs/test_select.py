@@ -194,12 +194,3 @@ def test_a_guard_takes_the_direction_of_the_name_or_the_run(
     assert f"no alarm: {key} without scores by prompt" in out
     out = select(tmp_path, "--guard", f"reward:{key}=drift")[1]
     assert f"{key} (must not change)" in out
-
-
-def test_the_keys_that_decide_come_first(select: Any, tmp_path: Path) -> None:
-    first = {f"clip_ratio/{i}": 0.1 for i in range(30)}
-    row = {"step": 1, **first, "reward/total": 0.5, "score/sim": 0.5}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    status, _, err = select(tmp_path)
-    assert status == 2
-    assert "has the keys reward/total, score/sim, clip_ratio/0" in err

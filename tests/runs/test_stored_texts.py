@@ -221,22 +221,6 @@ def test_a_log_beside_the_texts(tmp_path: Path) -> None:
     assert "validation/score" in run.steps[1].evidence
 
 
-def test_prompts_with_more_or_fewer_texts(tmp_path: Path, printed: Callable[..., str]) -> None:
-    rows = [
-        {"step": step, "input": f"{i}", "output": f"text {i} {j}", "r": i + step}
-        for step in (1, 2)
-        for i in range(8)
-        for j in range(2 if i else 3)
-    ]
-    lines(tmp_path / "texts.jsonl", rows)
-    run = read_stored_run(tmp_path)
-    assert run.steps[0].evidence["texts/r"].tolist() == [1.0 + i for i in range(8)]
-    judge = tmp_path / "judge.yaml"
-    judge.write_text("components:\n  variety: {scorer: Distinct, score: distinct_2}\n")
-    assert "(no scores by prompt)" in printed("rescore", tmp_path, judge)
-    assert reported(tmp_path)["texts"][0]["total"] == len(rows) // 2
-
-
 # Prompts
 
 
