@@ -1,17 +1,18 @@
-"""Base of all callbacks."""
+"""Base of all callbacks, for both packages of Lightning."""
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.arguments import counted
-from ctrlreward.callbacks.lightning_internals import log_as_before, log_at_global_step
-from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
+from ctrlreward.callbacks.history import HistoryLoggerMixin
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
@@ -31,6 +32,7 @@ class CallbackMixin(Callback):
     at `trainer.global_step`: a validation has one number in every log, file name and checkpoint.
     """
 
+    identity: Mapping[str, Any] = {}  # arguments in the key of the state in a checkpoint
     _unused: dict[str, Any] | None = None  # the state before the first run
     _awaits_validation = False
 
@@ -56,16 +58,20 @@ class CallbackMixin(Callback):
             if isinstance(logger, HistoryLoggerMixin):
                 logger.replaces_rows = stage == "fit"
 
+    @property
+    def state_key(self) -> str:
+        """Key of this callback's state in a checkpoint."""
+        return self._generate_state_key(**self.identity)
+
     def reset(self, unused: dict[str, Any]) -> None:
         """Return to the state before the first run."""
         self.load_state_dict(unused)
 
     def on_train_begin(self, *_: object, **__: object) -> None:
         """Raise a TypeError: Lightning does not call this, but a `transformers.Trainer` does."""
-        name = type(self).__name__
         raise TypeError(
-            f"this {name} is a callback of Lightning; ctrlreward.huggingface has the callbacks for "
-            "Trainer and TRL"
+            f"{type(self).__name__} is a callback of Lightning. Use the one of "
+            "ctrlreward.huggingface for Trainer and TRL."
         )
 
     on_init_end = on_train_begin
@@ -78,26 +84,23 @@ class CallbackMixin(Callback):
                 callback._awaits_validation = False  # one of them warns
             rank_zero_warn(
                 "training ended before the first validation: nothing was scored or decided in "
-                f"{counted(trainer.global_step, 'step')}. val_check_interval or "
-                "check_val_every_n_epoch is longer than the run, or the data are shorter than they "
-                "say. Validate more often."
+                f"{counted(trainer.global_step, 'step')}. Validate more often."
             )
         self._awaits_validation = False
-        log_as_before(trainer)
-        self.release()
+        self._end(trainer)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Release the resources of the run; after an error Lightning does not call `teardown`.
-
-        Adds a note to an error whose message does not say what to do.
-        """
+        """Release the resources of the run; after an error Lightning does not call `teardown`."""
         super().on_exception(trainer, pl_module, exception)
-        note = advice(trainer, exception)
-        if note is not None and note not in getattr(exception, "__notes__", []):
+        note = about_damage(trainer)
+        if note and note not in getattr(exception, "__notes__", []):
             exception.add_note(note)
-        log_as_before(trainer)
+        self._end(trainer)
+
+    def _end(self, trainer: Trainer) -> None:
+        vars(trainer._logger_connector).pop("log_metrics", None)
         self.release()
 
     def needs_validation(self, trainer: Trainer, stage: str) -> None:
@@ -107,38 +110,46 @@ class CallbackMixin(Callback):
             raise misconfigured(
                 trainer,
                 f"{type(self).__name__} acts at validation, but this run has no validation. Define "
-                "validation_step, pass val_dataloaders (one item is enough) to the trainer, and "
-                "keep limit_val_batches above 0.",
+                "validation_step and pass val_dataloaders; one item is enough.",
             )
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that the run has a validation."""
-        super().on_validation_start(trainer, pl_module)
-        if not trainer.sanity_checking:
-            self._awaits_validation = False
-
     def refuse(self, error: str | None) -> None:
-        """Raise an error of `setup`, or in `on_fit_start` of `unclear_input`, if any."""
+        """Raise an error of the configuration, if any."""
         if error:
             raise misconfigured(self, f"{type(self).__name__}: {error}")
 
     def release(self) -> None:
-        """End threads, free models and restore the module, after a run and after its error."""
+        """Free models and restore the module, after a run and after its error."""
 
 
-def advice(trainer: Trainer, error: BaseException) -> str | None:
-    """Return advice for an error of a run whose message has none; None for other errors."""
-    if type(error).__module__.startswith("wandb."):
-        return (
-            "Weights & Biases did not start a run. Set WANDB_MODE=offline to write it to disk and "
-            "upload it later (wandb sync), or log in (wandb login)."
-        )
+def about_damage(trainer: Trainer) -> str:
+    """Return that the checkpoint to resume from is damaged, and which others are there, or ""."""
     path = Path(trainer.ckpt_path or "")
     if not path.is_file() or zipfile.is_zipfile(path):
-        return None
+        return ""
     others = sorted(p.name for p in path.parent.glob("*.ckpt") if zipfile.is_zipfile(p))
-    instead = f"one of {', '.join(others)}" if others else "another checkpoint"
     return (
-        f"{path} is damaged or was cut off at {path.stat().st_size} bytes. Resume from {instead} "
-        "(ckpt_path), or start again without it."
+        f"{path} is damaged or was cut off at {path.stat().st_size} bytes. Resume from "
+        f"{', '.join(others) or 'another checkpoint'}, or start again."
     )
+
+
+def log_at_global_step(trainer: Trainer) -> None:
+    """Make a trainer log at `trainer.global_step` until the end of the run.
+
+    Lightning logs at the number of batches before this one: 3 after the fourth optimizer step. A
+    step that a module logs itself (`self.log("step", …)`) has priority. Lightning has no public
+    names for this, in 2.6.
+    """
+    connector = trainer._logger_connector
+    connector.log_metrics = partial(log_metrics, connector)  # type: ignore[method-assign]
+
+
+def log_metrics(connector: Any, metrics: dict[str, Any], step: int | None = None) -> None:
+    """Log in place of the `log_metrics` of a trainer's connector, at `trainer.global_step`."""
+    loop = connector.trainer.fit_loop.epoch_loop
+    batches, loop._batches_that_stepped = loop._batches_that_stepped, loop.trainer.global_step
+    try:
+        type(connector).log_metrics(connector, metrics, step)
+    finally:
+        loop._batches_that_stepped = batches

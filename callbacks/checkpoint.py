@@ -26,7 +26,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
     `decisions.json` in that of the log.
 
     If the module is an `AdapterExporter`, the adapter of each checkpoint is in
-    `<checkpoint without .ckpt>-adapter/` and is removed with it. A local checkpoint is complete or
+    `<checkpoint without .ckpt>-adapter/` and is removed with it. A checkpoint is complete or
     absent, even if the run is killed. Under FSDP it is a folder if each rank saves its shard.
 
     Args:
@@ -50,8 +50,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
     Raises:
         ValueError: A setting is out of range.
         MisconfigurationException: In `setup`: the mode contradicts the score's direction, or lacks
-            for a key without a declared one; a remote `dirpath` for a module with an adapter. In
-            training: a key is not logged.
+            for a key without a declared one; a remote `dirpath`. In training: a key is not logged.
 
     Examples:
         >>> from ctrlreward.callbacks import RewardCheckpoint

@@ -10,10 +10,8 @@ import numpy as np
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 
-from ctrlreward.arguments import positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.lightning_internals import state_key
-from ctrlreward.callbacks.loggers.wandb_rows import (
+from ctrlreward.callbacks.wandb_rows import (
     ALIKE,
     define_curves,
     log_at_validation,
@@ -27,21 +25,11 @@ from ctrlreward.completion import (
     unclear_input,
 )
 from ctrlreward.files import remove_unfinished
-from ctrlreward.held_out import (
-    SCORED_STEP,
-    TABLE,
-    HeldOutScorer,
-    HeldOutScores,
-)
-from ctrlreward.lightning_package import (
-    Callback,
-    LightningModule,
-    Trainer,
-    averaging_callbacks,
-)
+from ctrlreward.held_out import SCORED_STEP, TABLE, HeldOutScorer, HeldOutScores
+from ctrlreward.lightning_package import LightningModule, Trainer, averaging_callbacks
 from ctrlreward.placement import shared_device
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.samples import SamplesLike
+from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.sharded_weights import whole_weights
@@ -71,24 +59,22 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     A run that resumes with other prompts, another `generations_per_prompt`, or another
     `max_new_tokens` among the module's `hparams`, warns, and rules start a new reference.
 
-    A scorer may share the device of training if there is only one. The other arguments are as in
-    `HeldOutScorer`.
+    A scorer may share the device of training if there is only one.
 
     Args:
         scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
             a scorer with a single score.
         samples: The held-out prompts, as for `generate`.
-        every_n_validations: Interval; the n-th validation is the first one to be scored.
+        generations_per_prompt: Completions per prompt.
         name: Prefix of each logged key. Two such callbacks in one trainer need different names.
-        table_rows: Rows of the table.
+        seed: Seed of the generation.
 
     Attributes:
-        has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
-            old values, so a callback that acts on a score has to check this.
+        has_new_scores: Whether the last validation logged new scores, not those of the same weights
+            again.
         by_prompt: See `HeldOutScorer`.
         validations: Validations during fitting so far; the same weights are one validation.
-        last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
-            generated during fitting; -1 before.
+        last_scored_step: `trainer.global_step` of the last of them; -1 before.
         folder: Folder of the sample files; None before `setup` and with `fast_dev_run`.
 
     Raises:
@@ -111,52 +97,37 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self,
         scores: Mapping[str, ComponentLike],
         samples: SamplesLike,
-        every_n_validations: int = 1,
         generations_per_prompt: int = 1,
         name: str = "score",
-        table_rows: int = 16,
         seed: int = 0,
     ) -> None:
         super().__init__(scores, samples, generations_per_prompt, name, seed)
-        self.every_n_validations = positive("every_n_validations", every_n_validations)
-        self.table_rows = positive("table_rows", table_rows)
+        self.identity = {"name": self.name}
         self.has_new_scores = False
         self.validations = 0
-        self._validated_step = -1
-        self._last_logged: dict[str, float] = {}
         self.last_scored_step = -1
         self.folder: Path | None = None
-        self._trial = False
+        self._last_logged: dict[str, float] = {}
         self._loaded_step: int | None = None
-
-    @property
-    def state_key(self) -> str:
-        """Key of this callback's state in a checkpoint."""
-        return state_key(self, name=self.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters and the last scores by prompt."""
         return {
             "validations": self.validations,
-            "validated_step": self._validated_step,
             "last_logged": dict(self._last_logged),
             "last_scored_step": self.last_scored_step,
             "by_prompt": {key: table.tolist() for key, table in self.by_prompt.items()},
             "measured": self.measured,
-            "folder": str(self.folder or ""),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore them, but no scores of other prompts; remove what the killed run left."""
+        """Restore them, but no scores of other prompts."""
         self.validations = state_dict["validations"]
-        if folder := state_dict.get("folder"):
-            on_rank_zero(lambda: remove_unfinished(Path(folder), "step=*"))
-        changed = self.changed_since(state_dict.get("measured", {}))
+        changed = self.changed_since(state_dict["measured"])
         if changed and state_dict["last_scored_step"] >= 0:
             rank_zero_warn(changed)
             return
-        self._validated_step = state_dict.get("validated_step", -1)
-        self._last_logged = dict(state_dict.get("last_logged", {}))
+        self._last_logged = dict(state_dict["last_logged"])
         self.last_scored_step = state_dict["last_scored_step"]
         self.by_prompt = {k: np.array(table) for k, table in state_dict["by_prompt"].items()}
 
@@ -168,13 +139,12 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self._loaded_step = None
         self.refuse(mismatch(pl_module, self.samples))
         self.needs_validation(trainer, stage)
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        for averaging in averaging_callbacks(trainer):
-            if callbacks.index(averaging) < callbacks.index(self):
-                self.refuse(
-                    f"{type(averaging).__name__} saves averaged weights, and puts the others back "
-                    "before a later callback generates. List this GenerationScorer before it."
-                )
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if any(callbacks.index(c) < callbacks.index(self) for c in averaging_callbacks(trainer)):
+            self.refuse(
+                "averaged weights are saved, but others are back before a later callback "
+                "generates. List this GenerationScorer before WeightAveraging."
+            )
         devices = {
             f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
             for key, component in self.components.items()
@@ -182,21 +152,14 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         kind = trainer.strategy.root_device.type
         self.refuse(shared_device(devices, kind, trainer.device_ids, trainer.world_size))
         check_columns(self.components, self.prompts)
-        self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-        self._repeats = 1 if self._trial else self.generations_per_prompt
-        hparams = pl_module.hparams
+        hparams, trial = pl_module.hparams, bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self.settings = {key: hparams[key] for key in _LENGTHS if key in hparams}
-        log_dir = Path(trainer.log_dir or trainer.default_root_dir)
-        self.folder = folder = None if self._trial else log_dir / "samples" / self.name
-        if stage == "fit" and folder is not None:
-
-            def tidy() -> None:
-                remove_unfinished(folder, "step=*")
-                # A start that was killed before its first checkpoint; another may be writing now.
-                for start in log_dir.parent.glob("version_*"):
-                    remove_unfinished(start / "samples" / self.name, "step=*", older=60.0)
-
-            on_rank_zero(tidy)
+        self._repeats = 1 if trial else self.generations_per_prompt
+        # On every rank, since the trainer broadcasts its `log_dir`.
+        folder = Path(trainer.log_dir or trainer.default_root_dir) / "samples" / self.name
+        self.folder = None if trial else folder
+        if stage == "fit" and not trial:
+            on_rank_zero(lambda: remove_unfinished(folder, "step=*"))
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -214,50 +177,42 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         define_curves(trainer, best, f"{self.name}/{SCORED_STEP}")
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Generate, score and log: at every nth validation in training, and at each other one."""
+        """Generate, score and log, once for the same weights of training."""
         self.has_new_scores = False
         if trainer.sanity_checking:
             return
-        step, fitting = trainer.global_step, trainer.state.fn == "fit"
-        if fitting and not self._trial:
-            if step == self._validated_step:  # the same weights, of the same texts
-                if self.last_scored_step == step:
-                    log_at_validation(trainer, pl_module, self._last_logged)
-                return
-            self._validated_step = step
-        if fitting:
-            self.validations += 1
-        elif self._loaded_step is not None:
-            step = self._loaded_step
-        if fitting and not self._trial and self.validations % self.every_n_validations:
+        self._awaits_validation = False
+        step, kind = trainer.global_step, trainer.state.fn
+        if kind == "fit" and step == self.last_scored_step:
+            log_at_validation(trainer, pl_module, self._last_logged)
             return
+        if kind != "fit" and self._loaded_step is not None:
+            step = self._loaded_step
+        prompts = self.prompts if self.folder else self.prompts[:2]
         # Lightning enables mixed precision in its steps, not in this hook.
         precision = trainer.precision_plugin.val_step_context()
         with precision, whole_weights(cast(nn.Module, trainer.strategy.model)):
-            prompts = self.prompts[:2] if self._trial else self.prompts
             generator = cast(Generator, pl_module)
             samples = generate_across_ranks(generator, prompts, self._repeats, self.seed)
-
-        def score() -> HeldOutScores:
-            kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
-            # Written to disk at once, in case the run fails later.
-            path = self.folder and self.folder / f"{kind}step={step:06d}.jsonl"
-            with fixed_randomness(self.seed):
-                found = self.score_samples(samples, path)
-            key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
-            rows, reasons = self.table_rows, found.reasons
-            log_sample_table(trainer, key, samples, found.scores, rows, steps, reasons)
-            return found
-
-        logged = self.metrics(on_rank_zero(score))
+        logged = self.metrics(on_rank_zero(lambda: self._score(trainer, samples, step)))
         log_at_validation(trainer, pl_module, logged)
-        self.has_new_scores, self._last_logged = True, logged
-        if fitting:
-            self.last_scored_step = step
+        self.has_new_scores = True
+        if kind == "fit":
+            self.validations += 1
+            self.last_scored_step, self._last_logged = step, logged
         else:  # Lightning passes it to the loggers as the step of their row
             pl_module.log("step", float(step), **ALIKE)
 
     on_test_epoch_end = on_validation_epoch_end
+
+    def _score(self, trainer: Trainer, samples: Samples, step: int) -> HeldOutScores:
+        kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
+        path = self.folder and self.folder / f"{kind}step={step:06d}.jsonl"
+        with fixed_randomness(self.seed):
+            result = self.score_samples(samples, path)
+        key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
+        log_sample_table(trainer, key, samples, result.scores, result.reasons, steps)
+        return result
 
     def release(self) -> None:
         """Free the scorers' models."""

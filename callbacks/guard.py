@@ -9,14 +9,8 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from ctrlreward.arguments import Mode
-from ctrlreward.callbacks.lightning_internals import state_key
-from ctrlreward.callbacks.loggers.wandb_rows import (
-    add_to_next_row,
-    define_curves,
-    log_late,
-    send_alert,
-)
 from ctrlreward.callbacks.monitoring import DecidingMixin, may_stop
+from ctrlreward.callbacks.wandb_rows import define_curves, log_late, runs_of
 from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of
 from ctrlreward.selection import AlarmRule
 from ctrlreward.selection.alarm import HeldOutMode
@@ -42,7 +36,7 @@ class ProxyGuardMixin(DecidingMixin):
         proxy_mode: As in `AlarmRule`; the module's `Reward` declares directions, too, and
             `reward/total` is better when higher.
         held_out_mode: As in `AlarmRule`.
-        stop: Stop training at an alarm, on all ranks. A run resumed from there ends at once, unless
+        stop: Stop training at an alarm. A run resumed from there ends at once, unless
             its new settings would not raise the alarm.
         name: Prefix of the logged keys. Two guards in one trainer need different names.
         settings: Further arguments of `AlarmRule`: `level`, `reference`, `margin`.
@@ -74,6 +68,7 @@ class ProxyGuardMixin(DecidingMixin):
         else:
             rule = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, **settings)
         self.decider = Decider(rule)
+        self.identity = {"proxy": rule.proxy, "held_out": list(rule.modes), "name": name}
         self.stop = stop
         self.name = name
         self._warned = False
@@ -87,12 +82,6 @@ class ProxyGuardMixin(DecidingMixin):
     def alarm_step(self) -> int:
         """`trainer.global_step` at the first alarm, -1 before."""
         return self.state.alarm_step
-
-    @property
-    def state_key(self) -> str:
-        """Key of the state in a checkpoint."""
-        held_out = list(self.rule.modes)
-        return state_key(self, proxy=self.rule.proxy, held_out=held_out, name=self.name)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the names of guards."""
@@ -115,26 +104,23 @@ class ProxyGuardMixin(DecidingMixin):
 
         A module can't log any more, so loggers and later callbacks are given the values.
         """
-        if not self.is_undecided(trainer):
-            return
         step, was_alarm = trainer.global_step, self.state.alarm
-        snapshot = self.snapshots.take(trainer)
-        decision = self.decide(snapshot)
-        if decision.untestable and not self._warned:
+        decision = self.decide(trainer)
+        if decision is not None and decision.untestable and not self._warned:
             rank_zero_warn(f"ProxyGuard raises no alarm: {decision.reason}")
             self._warned = True
-        if decision.p_value is None:
+        if decision is None or decision.p_value is None:
             return
-        alarm = trainer.strategy.reduce_boolean_decision(decision.alarm, all=False)
-        if alarm:
-            self.decider.state = self.state.alarmed(step)  # possibly the alarm of another rank
-        if alarm and not was_alarm:
+        if decision.alarm and not was_alarm:
             reason = f"ProxyGuard at step {step}: {decision.reason}"
             rank_zero_warn(reason)
-            send_alert(trainer, f"{self.name}: possible reward hacking", reason)
-        trainer.should_stop = trainer.should_stop or (alarm and self.stop and may_stop(trainer))
-        values = {f"{self.name}/alarm": float(alarm), f"{self.name}/p_value": decision.p_value}
+            for logger in runs_of(trainer):
+                title = f"{self.name}: possible reward hacking"
+                logger.experiment.alert(title, reason, level="WARN")
+        if decision.alarm and self.stop and may_stop(trainer):
+            trainer.should_stop = True
+        tested = {"alarm": float(decision.alarm), "p_value": decision.p_value}
+        values = {f"{self.name}/{key}": value for key, value in tested.items()}
         trainer.callback_metrics.update({k: torch.tensor(v) for k, v in values.items()})
-        self.snapshots.snapshot = snapshot.having(**values)
-        log_late(trainer, values)
-        add_to_next_row(trainer, {f"{self.name}/tested_step": step})
+        self.snapshots.snapshot = self.snapshots.take(trainer).having(**values)
+        log_late(trainer, values, {f"{self.name}/tested_step": step})

@@ -77,12 +77,8 @@ class AUC:
 
     def check(self, samples: Samples) -> None:
         """Raise a ValueError unless the samples have the label `positive` and another one."""
-        labels = dict.fromkeys(samples.labels_of(self.attribute, "AUC"))
-        if self.positive not in labels or len(labels) < 2:
-            raise ValueError(
-                f"AUC ranks texts of the label {self.positive!r} above texts of another label, but "
-                f"all samples have the labels {', '.join(labels)}. Use samples of both labels."
-            )
+        if len(set(self.wanted(samples))) < 2:
+            raise ValueError(f"AUC needs samples of the label {self.positive!r} and of another one")
 
     def value(self, scores: Scores, samples: Samples) -> float:
         """Return the AUC of n scores, without NaN (failed samples); NaN if a label has none."""
@@ -107,9 +103,7 @@ def judges_by_name(
     """Return the judges; their names must differ from those in `scores`."""
     for name in judges:
         if name in scores or name == FAIL_RATE:
-            raise ValueError(
-                f"judges has the key {name!r}, which is also the name of a score. Rename it."
-            )
+            raise ValueError(f"judges has the key {name!r}, which is also the name of a score")
     return {
         name: judge if isinstance(judge, AUC) else Mean(as_component(f"judges[{name!r}]", judge))
         for name, judge in judges.items()
@@ -121,8 +115,8 @@ def check_judges(judges: Iterable[Judge], prompts: Samples) -> None:
     groups = set(_groups(prompts))
     if len(groups) < 2:
         raise ValueError(
-            "BeforeAfter draws whole groups of samples for its intervals, but the samples are of "
-            f"{len(groups)} group(s). Use prompts of two or more groups."
+            "BeforeAfter draws whole groups of samples for its intervals, and needs prompts of two "
+            f"or more groups, got {len(groups)}"
         )
     for judge in judges:
         judge.check(prompts)
@@ -147,7 +141,9 @@ def comparison(
     """
     first, sides = next(iter(scores)), ("before", "after")
     others = [name for name in sets if name not in sides]
-    all_judges: dict[str, Judge] = {**{name: Mean(c) for name, c in scores.items()}, **judges}
+    measures: dict[str, Judge] = {**{name: Mean(c) for name, c in scores.items()}, **judges}
+    members = cluster_numbers(_groups(samples))
+    rows = np.unique(members, return_index=True)[1]
 
     def means(name: str) -> dict[str, float]:
         own = {key: sets[name][key] for key in scores}
@@ -156,14 +152,14 @@ def comparison(
     def change(key: str, before: Scores, after: Scores) -> Estimate:
         if any(np.isnan(side).all() or np.isinf(side).any() for side in (before, after)):
             return Estimate(nan, nan, nan)
-        return all_judges[key].change(before, after, samples)
+        return measures[key].change(before, after, samples)
 
     def since(name: str, key: str) -> dict[str, Any]:
-        found = change(key, sets[name][key], sets["after"][key])
-        return {"difference": found.value, "difference_ci95": [found.low, found.high]}
+        value, low, high = change(key, sets[name][key], sets["after"][key])
+        return {"difference": value, "difference_ci95": [low, high]}
 
-    def verdict(key: str, judge: Judge) -> dict[str, Any]:
-        values = {name: judge.value(each[key], samples) for name, each in sets.items()}
+    def verdict(key: str) -> dict[str, Any]:
+        values = {name: judges[key].value(each[key], samples) for name, each in sets.items()}
         return {
             **{side: values[side] for side in sides},
             **since("before", key),
@@ -173,12 +169,10 @@ def comparison(
 
     def interval(name: str, key: str) -> list[float]:
         """Return the interval of a value, by its difference to that of zeros."""
-        found = change(key, np.zeros(len(samples)), sets[name][key])
-        return [end + all_judges[key].of_zeros for end in (found.low, found.high)]
+        _, low, high = change(key, np.zeros(len(samples)), sets[name][key])
+        return [low + measures[key].of_zeros, high + measures[key].of_zeros]
 
     def resolution(key: str) -> dict[str, float]:
-        members = cluster_numbers(_groups(samples))
-        rows = np.unique(members, return_index=True)[1]
         before, after = (valid_group_means(sets[side][key], members)[rows] for side in sides)
         both = int(np.isfinite(after - before).sum())
         return {"prompts": both, "detectable": detectable_difference(before, after)}
@@ -188,8 +182,8 @@ def comparison(
         **{side: means(side) for side in sides},
         **since("before", first),
         "others": {name: {**means(name), **since(name, first)} for name in others},
-        "judges": {key: verdict(key, judge) for key, judge in judges.items()},
-        "intervals": {side: {key: interval(side, key) for key in all_judges} for side in sides},
+        "judges": {key: verdict(key) for key in judges},
+        "intervals": {side: {key: interval(side, key) for key in measures} for side in sides},
         "resolution": {f"score/{key}": resolution(key) for key in scores},
     }
 

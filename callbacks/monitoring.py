@@ -17,18 +17,15 @@ from ctrlreward.callbacks.terms import ShapedModule
 from ctrlreward.files import json_text, read_json, write_whole
 from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of, is_instance
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.selection import StopRule
 from ctrlreward.selection.decider import Decides
 from ctrlreward.selection.metrics import NotLogged, Snapshot
 from ctrlreward.selection.replay import DECISIONS
 
-# Keys of rewards whose name says the direction.
-_REWARD_TOTALS: dict[str, Mode] = {"reward/total": "max", "reward/shaped": "max"}
-
 
 class Snapshots:
-    """The validations of a run, of which all its callbacks share one snapshot each.
+    """The validations of a run, of which all its callbacks share one snapshot each, of rank 0.
 
     Lightning keeps a metric until it is logged again, without a sign of its age: what has not been
     logged again is a view of the same tensor.
@@ -61,6 +58,8 @@ class Snapshots:
                 else:  # it has logged its last scores again
                     fresh -= scorer.specs.keys()
             values = {key: value.item() for key, value in self._logged.items()}
+            # A metric logged without sync_dist differs between ranks; decisions must not.
+            values = trainer.strategy.broadcast(values)
             self.snapshot = Snapshot(trainer.global_step, values, fresh, evidence, trained)
         return self.snapshot
 
@@ -72,14 +71,9 @@ class Snapshots:
 
 
 class DecidingMixin(Decides, CallbackMixin):
-    """Callback that applies a rule of `ctrlreward.selection`, by its `decider`.
+    """Callback that applies a rule of `ctrlreward.selection`, by its `decider`."""
 
-    It decides once on the same weights.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.snapshots = Snapshots()
+    snapshots: Snapshots  # of the trainer
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Share the snapshots of the trainer, and set the directions of the rule."""
@@ -87,20 +81,17 @@ class DecidingMixin(Decides, CallbackMixin):
         first = next(iter(callbacks_of(trainer, DecidingMixin)), self)
         self.snapshots = Snapshots() if self is first else first.snapshots
         self.needs_validation(trainer, stage)
+        bounds = {key: spec.bounds for key, spec in scored_specs(trainer).items()}
         try:
-            self.decider.begin(partial(resolve_mode, trainer), known_bounds(trainer))
+            self.decider.begin(partial(resolve_mode, trainer), bounds)
         except ValueError as error:
             self.refuse(str(error))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note what is logged before the validation."""
         super().on_validation_start(trainer, pl_module)
+        self._awaits_validation = self._awaits_validation and trainer.sanity_checking
         self.snapshots.begin(trainer, trainer.global_step)
-
-    def is_undecided(self, trainer: Trainer) -> bool:
-        """Return whether a validation is part of training, and the first of these weights."""
-        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
-        return fitting and self.decider.step != trainer.global_step
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the rule."""
@@ -113,26 +104,38 @@ class DecidingMixin(Decides, CallbackMixin):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the rule next to the log."""
         super().on_train_start(trainer, pl_module)
-        log_dir = Path(trainer.log_dir or trainer.default_root_dir)
-        rules, modes = {type(self.rule).__name__: asdict(self.rule)}, known_modes(trainer)
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            on_rank_zero(lambda: note_decisions(log_dir, rules=rules, directions=modes))
+        rules = {type(self.rule).__name__: asdict(self.rule)}
+        note_decisions(trainer, rules=rules, directions=known_modes(trainer))
 
-    def decide(self, snapshot: Snapshot) -> Any:
-        """Return the rule's decision on the weights of a step."""
+    def decide(self, trainer: Trainer) -> Any:
+        """Return the rule's decision; None if these weights are decided on, or not in training."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return None
+        if self.decider.step == trainer.global_step:
+            return None
         try:
-            return self.decider.decide(snapshot)
+            return self.decider.decide(self.snapshots.take(trainer))
         except NotLogged as error:
             self.refuse(str(error))
 
 
-def note_decisions(log_dir: Path, **content: Mapping[str, Any]) -> None:
+def log_folder(trainer: Trainer) -> Path:
+    """Return the folder of a trainer's log; every rank must call this."""
+    return Path(trainer.log_dir or trainer.default_root_dir)
+
+
+def note_decisions(trainer: Trainer, **content: Mapping[str, Any]) -> None:
     """Write next to the log what `ctrlreward select` and `report` read of the callbacks."""
-    file = log_dir / DECISIONS
-    noted: dict[str, Any] = read_json(file) if file.is_file() else {}
-    for name, values in content.items():
-        noted[name] = {**noted.get(name, {}), **values}
-    write_whole(file, json_text(noted))
+    file = log_folder(trainer) / DECISIONS
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+
+    def write() -> None:
+        noted: dict[str, Any] = read_json(file) if file.is_file() else {}
+        merged = {name: {**noted.get(name, {}), **values} for name, values in content.items()}
+        write_whole(file, json_text({**noted, **merged}))
+
+    on_rank_zero(write)
 
 
 def may_stop(trainer: Trainer) -> bool:
@@ -141,43 +144,38 @@ def may_stop(trainer: Trainer) -> bool:
     return epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
 
 
+def scored_specs(trainer: Trainer) -> dict[str, ScoreSpec]:
+    """Return direction and range of each key that a `GenerationScorer` of the trainer logs."""
+    scorers = callbacks_of(trainer, GenerationScorerMixin)
+    return {key: spec for scorer in scorers for key, spec in scorer.specs.items()}
+
+
 def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
     """Return the better direction of a logged key: the given one, else the declared one.
 
-    A `GenerationScorer` of the trainer declares the direction of its scores, and the `Reward` of
-    the module the directions of its components; `reward/total` and `reward/shaped` are better when
-    higher, also of a module without a `Reward`; `reward/disagreement` when lower.
+    A `GenerationScorer` declares the direction of its scores, and the `Reward` of the module the
+    directions of its components; `reward/total` and `reward/shaped` are better when higher, also of
+    a module without a `Reward`.
     """
-    scored, module = _scored_modes(trainer), trainer.lightning_module
-    rewards: dict[str, Mode] = {}
+    totals: dict[str, Mode] = {"reward/total": "max", "reward/shaped": "max"}
+    declared: dict[str, Mode] = {}
+    module = trainer.lightning_module
     if isinstance(module, ShapedModule):
-        modes: dict[str, Mode] = {n: c.spec.mode for n, c in module.reward.components.items()}
-        # Derived are the deviations of an ensemble's members.
-        modes |= dict.fromkeys(module.reward.derived, "min")
-        rewards = {f"reward/{name}": mode for name, mode in modes.items()} | _REWARD_TOTALS
-    declared = scored | rewards | scored
-    mode = mode or _REWARD_TOTALS.get(key)
-    return better_direction(key, mode, declared.get(key), declared, argument)
+        components = module.reward.components
+        declared = {f"reward/{name}": each.spec.mode for name, each in components.items()}
+        # Deviations of an ensemble's members.
+        declared |= totals | {f"reward/{name}": "min" for name in module.reward.derived}
+    declared |= {name: spec.mode for name, spec in scored_specs(trainer).items()}
+    given = mode or totals.get(key)
+    return better_direction(key, given, declared.get(key), declared, argument)
 
 
 def known_modes(trainer: Trainer) -> dict[str, Mode]:
     """Return the better direction of each key that a scorer declares or a callback monitors."""
-    kinds = ("callbacks.EarlyStopping", "callbacks.ModelCheckpoint")
+    scored = {key: spec.mode for key, spec in scored_specs(trainer).items()}
+    kinds = ("EarlyStopping", "ModelCheckpoint")
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     watching = [each for each in callbacks if any(is_instance(each, kind) for kind in kinds)]
     rules = [each.rule for each in callbacks_of(trainer, DecidingMixin)]
     watching += [rule for rule in rules if isinstance(rule, StopRule)]
-    scored = _scored_modes(trainer)
-    monitored = {each.monitor: each.mode for each in reversed(watching) if each.monitor}
-    return scored | monitored | scored
-
-
-def known_bounds(trainer: Trainer) -> dict[str, list[float | None]]:
-    """Return the smallest and largest possible value of each key that a scorer declares."""
-    scorers = callbacks_of(trainer, GenerationScorerMixin)
-    return {key: spec.bounds for scorer in scorers for key, spec in scorer.specs.items()}
-
-
-def _scored_modes(trainer: Trainer) -> dict[str, Mode]:
-    scorers = callbacks_of(trainer, GenerationScorerMixin)
-    return {key: spec.mode for scorer in scorers for key, spec in scorer.specs.items()}
+    return {each.monitor: each.mode for each in reversed(watching) if each.monitor} | scored

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ctrlreward.arguments import Mode
-from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.plots import draw_front
@@ -37,8 +36,8 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
     Args:
         metrics: The `ParetoRule`, or its metrics: `{"score/sim": "max", "score/pp": "min"}`, or
             `["score/sim", "score/pp"]` with the directions that a scorer of the trainer declares.
-        dirpath: Local folder. Defaults to the `dirpath` of `RewardCheckpoint`. Files are named by
-            step and metrics: `step=000123-sim=0.873-pp=41.200.ckpt`.
+        dirpath: Local folder, as in `RewardCheckpoint`. Files are named by step and metrics:
+            `step=000123-sim=0.873-pp=41.200.ckpt`.
         save_last: Write `last.ckpt`.
         trainable_only: As in `RewardCheckpoint`.
 
@@ -88,39 +87,28 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
         """Key → better direction."""
         return {key: mode or "max" for key, mode in self.rule.metrics.items()}
 
-    @property
-    def state_key(self) -> str:
-        """Key of the front in a checkpoint."""
-        return state_key(self, metrics=self.metrics)
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that the folder is local."""
+        """Show Lightning the direction of the first metric."""
         super().setup(trainer, pl_module, stage)
         self.mode = next(iter(self.metrics.values()))
-        if "://" in str(self.dirpath):
-            self.refuse(
-                f"dirpath must be a local folder, in which the front is kept and drawn, got "
-                f"{str(self.dirpath)!r}"
-            )
 
     def find(self, path: str, resumed: str) -> str:
         """Return where a checkpoint of the front is: in its folder, or gone."""
         own = os.path.join(str(self.dirpath), os.path.basename(path))
         return own if os.path.exists(own) else ""
 
-    def may_remove(self, trainer: Trainer, path: str, saved: str) -> bool:
-        """Return True: the folder has the front and nothing else."""
-        return True
+    def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
+        return previous != current  # the folder has the front and nothing else
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the front, also of a run that was already complete."""
-        if self.state.kept:
-            on_rank_zero(self._draw)
+        path = Path(str(self.dirpath)) / PICTURE
 
-    def _draw(self) -> None:
-        try:
-            path = Path(str(self.dirpath)) / PICTURE
-            names, modes = list(self.metrics), list(self.metrics.values())
-            draw_front(names, self.kept, self.pruned, path, modes)
-        except ImportError as error:  # must not fail a finished run
-            log.warning("%s", error)
+        def draw() -> None:
+            try:
+                draw_front(self.metrics, self.kept, self.pruned, path)
+            except ImportError as error:  # must not fail a finished run
+                log.warning("%s", error)
+
+        if self.state.kept:
+            on_rank_zero(draw)

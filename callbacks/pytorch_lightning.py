@@ -9,7 +9,7 @@ from pytorch_lightning.loggers import Logger
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
-from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
+from ctrlreward.callbacks.history import HistoryLoggerMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin

@@ -103,9 +103,8 @@ class RangeMultipliers:
                 )
             if component.scorer.of_groups:
                 raise ValueError(
-                    f"ranges[{name!r}] bounds {component.name}, which is one number for all texts "
-                    "of a group, so that none of them would be preferred. Use a score of single "
-                    "texts, such as Repetition(n=2)['repetition'] for Distinct-2"
+                    f"ranges[{name!r}] must bound a score of single texts, got {component.name}, "
+                    "which is one number for all texts of a group"
                 )
 
     def constrained(self, samples: Samples, scored: RewardBatch, rewards: Scores) -> Scores:

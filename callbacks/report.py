@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from math import isfinite, isnan
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,11 +21,8 @@ from ctrlreward.callbacks.judges import (
     judges_by_name,
     with_judges,
 )
-from ctrlreward.callbacks.monitoring import (
-    known_bounds,
-    known_modes,
-)
-from ctrlreward.callbacks.saving import selecting_checkpoint
+from ctrlreward.callbacks.monitoring import known_modes, scored_specs
+from ctrlreward.callbacks.saving import selecting_checkpoints
 from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.completion import (
     Generator,
@@ -44,7 +40,6 @@ from ctrlreward.lightning_package import (
     Trainer,
     is_instance,
     is_sharded,
-    misconfigured,
 )
 from ctrlreward.plots import Rows, draw_curves
 from ctrlreward.ranks import on_rank_zero
@@ -75,22 +70,16 @@ class BeforeAfterMixin(CallbackMixin):
     Keys of `summary.json`:
     - `score`: the name of the first score;
     - `before`, `after`: mean of each score, `fail_rate`, and the number of `generations`;
-    - `difference`: after - before of the first score; `difference_ci95`: lower and upper end of
-      its 95 % interval, by paired bootstrap over groups of samples;
-    - `others`: by name, the same keys as `before`, and `difference` and `difference_ci95` of
-      after - other;
-    - `judges`: by name, `before` and `after`, the mean or AUC of all texts; `difference` and
-      `difference_ci95` as above; `failed`, the number of unscored texts of each file; `others`: by
-      name, `value`, `difference` and `difference_ci95`;
+    - `difference`: after - before of the first score; `difference_ci95`: its 95 % interval, by
+      paired bootstrap over groups of samples;
+    - `others`: by name, as `before`, with `difference` and `difference_ci95` of after - other;
+    - `judges`: by name, `before`, `after` and the differences as above; `failed`, the number of
+      unscored texts of each file; `others`: by name, `value` and the differences;
     - `intervals`: `before` and `after`, the 95 % interval of each mean and AUC;
-    - `steps`, `stopped_by`;
+    - `steps`, `stopped_by`, `directions`, `ranges`; `seconds` of each phase;
     - `best_checkpoint`: the folder of the adapter if it was exported, else the checkpoint;
-    - `constraints_met`: false if the last checkpoint was used, as no validation met the constraints
-      of `RewardCheckpoint`;
-    - `selection`: `monitor`, `step` and `constraints` of `RewardCheckpoint`; `directions`: logged
-      key → "max" or "min"; `ranges`: logged key → smallest and largest possible value;
-    - `seconds`: of `start` (up to the first generation), `before`, `train` (with validations),
-      `after`, and `total`.
+      `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that
+      the last one was used; `selection`: its `monitor`, `step` and `constraints`.
 
     Args:
         scores: As in `GenerationScorer`. Differences are reported for the first one.
@@ -138,11 +127,11 @@ class BeforeAfterMixin(CallbackMixin):
         for name, texts in self.others.items():
             inner_path("the key of others", name)
             if name in ("before", "after"):
-                raise ValueError(f"others has the key {name!r}, which is reserved. Rename it.")
+                raise ValueError(f"others has the key {name!r}, which is reserved")
             if len(texts) != len(self.samples):
                 raise ValueError(
-                    f"others[{name!r}] has {len(texts)} texts, but there are {len(self.samples)} "
-                    "samples. Pass one text per sample."
+                    f"others[{name!r}] must have one text per sample, got {len(texts)} texts for "
+                    f"{len(self.samples)} samples"
                 )
         self.seconds: dict[str, float] = {}
         self._created = self._mark = time.perf_counter()
@@ -163,12 +152,8 @@ class BeforeAfterMixin(CallbackMixin):
         check_judges(self.judges.values(), self.prompts)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.refuse(mismatch(pl_module, self.samples))
-            if selecting_checkpoint(trainer) is None:
-                raise misconfigured(
-                    trainer,
-                    "BeforeAfter evaluates the policy that a RewardCheckpoint selected, and the "
-                    "trainer has none. Add RewardCheckpoint to its callbacks.",
-                )
+            if not selecting_checkpoints(trainer):
+                self.refuse("the trainer needs a RewardCheckpoint, whose policy is compared")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that an encoder-decoder's input is separate from the beginning of its output."""
@@ -192,13 +177,10 @@ class BeforeAfterMixin(CallbackMixin):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self.seconds["train"] = self._train_seconds()
-        kept = selecting_checkpoint(trainer)
-        path = kept and (kept.best_model_path or kept.last_model_path)
+        keeper = selecting_checkpoints(trainer)[0]
+        path = keeper.best_model_path or keeper.last_model_path
         if not path:
-            raise RuntimeError(
-                "training ended before the first validation, so no checkpoint was selected. "
-                "Validate more often or train longer."
-            )
+            raise RuntimeError("training ended before the first validation. Validate more often.")
         if is_sharded(trainer):
             trainer.strategy.load_checkpoint(path, weights_only=True)
         else:
@@ -248,12 +230,13 @@ class BeforeAfterMixin(CallbackMixin):
 
 def run_facts(trainer: Trainer) -> dict[str, Any]:
     """Return the entries of `summary.json` that no score changes: steps, choice, directions."""
-    ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
-    theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
+    ours = next(iter(selecting_checkpoints(trainer)), None)
+    first = trainer.checkpoint_callback
+    theirs = first if is_instance(first, "ModelCheckpoint") else None
     keeper = cast("ModelCheckpoint | None", ours or theirs)
     paths = [keeper.best_model_path, keeper.last_model_path] if keeper else []
     # A run may end with an error while it writes the best one.
-    best = next((p for p in paths if "://" in str(p) or (p and Path(p).exists())), "")
+    best = next((path for path in paths if path and Path(path).exists()), "")
     return {
         "steps": trainer.global_step,
         "stopped_by": stopped_by(trainer),
@@ -261,7 +244,7 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
         "constraints_met": bool(keeper and keeper.best_model_path),
         "selection": selection_facts(ours, keeper.monitor if keeper else None, {}),
         "directions": known_modes(trainer),
-        "ranges": known_bounds(trainer),
+        "ranges": {key: spec.bounds for key, spec in scored_specs(trainer).items()},
     }
 
 
@@ -291,16 +274,16 @@ def scored_texts(
     """
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist, but BeforeAfter wrote it before the first step of this run. "
-            f"Resume with the {setting} of that time, or start a new run."
+            f"{path} does not exist, which BeforeAfter wrote before the first step. Resume with "
+            f"the {setting} of that time."
         )
     texts, scores, _, told, _ = read_scored_file(path)
     missing = {key: each for key, each in components.items() if key not in scores}
     if missing:
         with fixed_randomness(seed):
-            found = score(missing, texts)
-            scores |= found.warned()
-            reasons = {**told, **found.reasons}
+            result = score(missing, texts)
+            scores |= result.warned()
+            reasons = {**told, **result.reasons}
             # Kept if an explanation fails.
             write_scored_samples(path, texts, scores, reasons=reasons)
             explained = explain_some(components, texts)
@@ -348,53 +331,25 @@ def console_table(report: Mapping[str, Any]) -> str:
     """Return means and judges before, after and of the others side by side, and differences."""
     columns = {"before": report["before"], "after": report["after"], **report["others"]}
     judges: Mapping[str, Any] = report["judges"]
-    names = [name for name in report["before"] if name != "generations"]
-    values = {name: [column[name] for column in columns.values()] for name in names}
+    rows = {
+        name: [column[name] for column in columns.values()]
+        for name in report["before"]
+        if name != "generations"
+    }
     for name, judge in judges.items():
         others = [other["value"] for other in judge["others"].values()]
-        values[name] = [judge["before"], judge["after"], *others]
-    rows = [("", *columns), *((name, *map(_plain, row)) for name, row in values.items())]
-    first, *widths = (max(map(len, cells)) for cells in zip(*rows, strict=True))
-    form = f"{{:{max(24, first)}}}" + "".join(f"{{:>{max(10, width + 2)}}}" for width in widths)
-    lines = [form.format(*row) for row in rows]
-    if judges:
-        lines.insert(1 + len(names), "judges, which training and selection did not see:")
+        rows[f"judge {name}"] = [judge["before"], judge["after"], *others]
+    width = max(24, *map(len, rows)) + 2
+    lines = [" " * width + "".join(f"{name:>12}" for name in columns)]
+    lines += [f"{n:{width}}" + "".join(f"{v:12,.3f}" for v in row) for n, row in rows.items()]
     for name, entry in {report["score"]: report, **judges}.items():
         for other, change in {"before": entry, **entry["others"]}.items():
-            lines.append(f"{name}, after - {other}: {_change_text(change)}")
-    kept = report["best_checkpoint"]
+            low, high = change["difference_ci95"]
+            what = f"{change['difference']:+,.3f} (95 % interval {low:+,.3f} to {high:+,.3f})"
+            lines.append(f"{name}, after - {other}: {what}")
+    best = report["best_checkpoint"]
     what = "best checkpoint" if report["constraints_met"] else "NO CHECKPOINT QUALIFIED, last one"
-    what = "weights after training" if kept == LAST_STEP else what
-    seconds = report["seconds"]["total"]
-    lines += [
-        f"{counted(report['steps'], 'step')} in {seconds:.0f} s; stopped by {report['stopped_by']}",
-        f"{what}: {kept}",
-    ]
-    return "\n".join(lines)
-
-
-def _plain(value: float) -> str:
-    """Return a number in few characters: `"0.250"`, `"41.920"`, `"1,797,222"`, `"1.23e+12"`.
-
-    A number that rounds to 0 is printed without a sign.
-    """
-    if abs(value) >= 1e9:
-        return f"{value:.2e}"
-    text = f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.3f}"
-    return "0.000" if text == "-0.000" else text
-
-
-def _signed(value: float) -> str:
-    """Return a difference with its sign, but 0 without: `"+0.250"`, `"0.000"`."""
-    text = _plain(value)
-    return text if text == "0.000" or text.startswith("-") else f"+{text}"
-
-
-def _change_text(change: Mapping[str, Any]) -> str:
-    """Return the `difference` of an entry of `summary.json`, and its 95 % interval."""
-    difference, (low, high) = change["difference"], change["difference_ci95"]
-    if difference is None or isnan(difference):
-        return "undefined, since a side has too few texts with a score"
-    if low is None or not isfinite(low):
-        return f"{_signed(difference)} (no interval, since all groups changed alike)"
-    return f"{_signed(difference)} (95 % interval {_signed(low)} to {_signed(high)})"
+    what = "weights after training" if best == LAST_STEP else what
+    steps, seconds = counted(report["steps"], "step"), report["seconds"]["total"]
+    lines.append(f"{steps} in {seconds:.0f} s; stopped by {report['stopped_by']}")
+    return "\n".join([*lines, f"{what}: {best}"])

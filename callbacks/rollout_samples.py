@@ -7,8 +7,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from ctrlreward.arguments import positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.loggers.wandb_rows import log_sample_table
-from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
+from ctrlreward.callbacks.monitoring import log_folder
+from ctrlreward.callbacks.wandb_rows import log_sample_table
+from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.reward import RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.records import write_scored_samples
@@ -31,31 +32,26 @@ class RolloutSamplesMixin(CallbackMixin):
 
     Args:
         every_n_batches: Interval in training batches.
-        table_rows: Rows of the table, evenly spaced over the rollout.
 
     Examples:
         >>> from ctrlreward.callbacks import RolloutSamples
         >>> rollouts = RolloutSamples(every_n_batches=50)  # for Trainer(callbacks=[rollouts])
     """
 
-    def __init__(self, every_n_batches: int = 10, table_rows: int = 16) -> None:
+    def __init__(self, every_n_batches: int = 10) -> None:
         super().__init__()
         self.every_n_batches = positive("every_n_batches", every_n_batches)
-        self.table_rows = positive("table_rows", table_rows)
         self._folder = Path()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise if the module does not expose its rollouts."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit" and not isinstance(pl_module, LearnsFromRollouts):
-            raise misconfigured(
-                trainer,
-                f"RolloutSamples reads last_rollout, and {type(pl_module).__name__} does not have "
-                "it. Set self.last_rollout = (samples, self.reward(samples)) in training_step, "
-                "and None in __init__.",
+            self.refuse(
+                f"{type(pl_module).__name__} has no last_rollout. Set self.last_rollout = "
+                "(samples, self.reward(samples)) in training_step, and None in __init__."
             )
-        # On every rank, since the trainer broadcasts its `log_dir`.
-        self._folder = Path(trainer.log_dir or trainer.default_root_dir) / "samples" / "rollout"
+        self._folder = log_folder(trainer) / "samples" / "rollout"
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -69,5 +65,4 @@ class RolloutSamplesMixin(CallbackMixin):
         scores = {**rewards.components, "total": rewards.total}
         path = self._folder / f"step={trainer.global_step:06d}.jsonl"
         write_scored_samples(path, samples, scores, reasons=rewards.reasons)
-        rows = self.table_rows
-        log_sample_table(trainer, "rollout/samples", samples, scores, rows, None, rewards.reasons)
+        log_sample_table(trainer, "rollout/samples", samples, scores, rewards.reasons, {})

@@ -1,25 +1,25 @@
-"""Saving of selected checkpoints, with the LoRA adapter of each next to it."""
+"""Saving of selected checkpoints, with the LoRA adapter of each next to it.
+
+Private names of Lightning 2.6 that have no public hook: `_save_checkpoint` and `_remove_checkpoint`
+write and delete every checkpoint; `_save_last_checkpoint` writes `last.ckpt`, which Lightning does
+only if the best checkpoints changed; `_last_global_step_saved` and `_last_checkpoint_saved`, the
+last file, are not forgotten for another run.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
-from ctrlreward.callbacks.monitoring import (
-    DecidingMixin,
-    note_decisions,
-)
+from ctrlreward.callbacks.monitoring import DecidingMixin, log_folder, note_decisions
 from ctrlreward.files import (
     remove_at_once,
     remove_unfinished,
@@ -29,10 +29,10 @@ from ctrlreward.files import (
 )
 from ctrlreward.lightning_package import (
     LightningModule,
+    ModelCheckpoint,
     Trainer,
     averaging_callbacks,
     is_sharded,
-    package_of,
 )
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection.decider import Decider, Keeps
@@ -61,74 +61,30 @@ def adapter_folder(checkpoint: str) -> str:
     return os.path.splitext(checkpoint)[0] + "-adapter"
 
 
-class WholeCheckpointIO:
-    """Checkpoint IO that writes next to the target and then renames.
-
-    Lightning's default, which it replaces while a checkpoint is written or deleted, moves a file
-    from the system's temporary folder, which is not atomic between file systems.
-    """
-
-    def __init__(self, default: Any) -> None:
-        self._default = default
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
-    ) -> None:
-        """Write the file. A local one is on disk when this returns."""
-        if "://" in str(path) or storage_options is not None:
-            self._default.save_checkpoint(checkpoint, path, storage_options)
-            return
+def save_file(strategy: Any, checkpoint: Any, path: str, storage_options: Any = None) -> None:
+    """Write a checkpoint on rank 0. It is on disk when this returns."""
+    if strategy.is_global_zero:
         content = BytesIO()
         torch.save(checkpoint, content)
         write_whole(Path(path), content.getvalue())
 
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a file, or the folder of a sharded checkpoint."""
-        if "://" not in str(path) and Path(path).is_dir():
-            remove_at_once(Path(path))
-        else:
-            self._default.remove_checkpoint(path)
+
+def save_shards(strategy: Any, checkpoint: Any, path: str, storage_options: Any = None) -> None:
+    """Write the shards of all ranks."""
+    save = partial(type(strategy).save_checkpoint, strategy, checkpoint)
+    write_by_ranks(Path(path), lambda unfinished: save(unfinished, storage_options))
 
 
-def save_shards_whole(
-    strategy: Any, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
-) -> None:
-    """Write the checkpoint of FSDP, which has no checkpoint IO, next to the target and rename."""
-    path, save = on_rank_zero(lambda: str(filepath)), type(strategy).save_checkpoint
-    if "://" in path:
-        save(strategy, checkpoint, path, storage_options)
-    else:
-        write_by_ranks(Path(path), lambda new: save(strategy, checkpoint, new, storage_options))
-
-
-@contextmanager
-def whole_files(trainer: Trainer) -> Iterator[None]:
-    """Let a trainer write local checkpoints atomically inside the context."""
-    strategy: Any = trainer.strategy
-    default = strategy.checkpoint_io
-    replaces = type(default) is package_of(trainer).load("plugins.TorchCheckpointIO")
-    if replaces:
-        strategy.checkpoint_io = WholeCheckpointIO(default)
-    if is_sharded(trainer):
-        strategy.save_checkpoint = partial(save_shards_whole, strategy)
-    try:
-        yield
-    finally:
-        if replaces:
-            strategy.checkpoint_io = default
-        vars(strategy).pop("save_checkpoint", None)
-
-
-class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin):
+class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
     """Checkpoint callback that keeps what a rule of `ctrlreward.selection` chooses."""
 
-    trainable_only = False
     _writes_last = False
     _logged: Mapping[str, torch.Tensor] = {}  # of the checkpoint that this run resumes from
 
     def __init__(self, rule: Any, trainable_only: bool, **options: Any) -> None:
         super().__init__(auto_insert_metric_name=False, save_on_train_epoch_end=False, **options)
         self.decider = Decider(rule)
+        self.identity = {"keys": list(rule.keys)}
         self.trainable_only = trainable_only
         self._paths: dict[int, str] = {}  # step of a kept checkpoint → its path
 
@@ -153,34 +109,27 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin):
     def reset(self, unused: dict[str, Any]) -> None:
         """Forget the files of an earlier run, and the folder that this run would not have."""
         self.dirpath, self.last_model_path = unused["dirpath"], ""
-        self.forget_saved()
+        self._last_global_step_saved, self._last_checkpoint_saved = 0, ""
         super().reset(unused)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that adapters can be written."""
+        """Check that checkpoints and adapters can be written."""
         super().setup(trainer, pl_module, stage)
+        strategy, sharded = type(trainer.strategy).__name__, is_sharded(trainer)
+        exports = isinstance(pl_module, AdapterExporter)
+        if "://" in str(self.dirpath):
+            self.refuse(f"dirpath must be a local folder, got {str(self.dirpath)!r}")
         if self.trainable_only:
-            if is_sharded(trainer):
-                name = type(trainer.strategy).__name__
-                self.refuse(f"trainable_only needs whole weights, which {name} splits")
+            if sharded:
+                self.refuse(f"trainable_only needs whole weights, which {strategy} splits")
             pl_module.strict_loading = False
-        if not isinstance(pl_module, AdapterExporter):
-            return
-        averaging = averaging_callbacks(trainer)
-        error = ""
-        if is_sharded(trainer):
-            error = (
-                "export_adapter is called on rank 0, which has a shard of the adapter under "
-                f"{type(trainer.strategy).__name__}. Use strategy='ddp', or no export_adapter."
+        if exports and sharded:
+            self.refuse(
+                f"export_adapter is called on rank 0, which has a shard of the adapter under "
+                f"{strategy}. Use strategy='ddp', or no export_adapter."
             )
-        elif averaging:
-            error = (
-                "a checkpoint would have the averaged weights, and the adapter next to it the "
-                f"others. Leave out {type(averaging[0]).__name__}."
-            )
-        elif "://" in (folder := str(self.dirpath)):
-            error = f"dirpath must be a local folder, to which adapters are written, got {folder!r}"
-        self.refuse(error)
+        if exports and averaging_callbacks(trainer):
+            self.refuse("a checkpoint would have averaged weights, and the adapter next to it not")
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -207,16 +156,13 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove what a killed run left, and forget kept checkpoints that are gone."""
         super().on_train_start(trainer, pl_module)
-        resumed = os.path.dirname(trainer.ckpt_path or "")
-        own, log_dir = str(self.dirpath), Path(trainer.log_dir or trainer.default_root_dir)
+        own, resumed = str(self.dirpath), os.path.dirname(trainer.ckpt_path or "")
+        place = os.path.relpath(own, log_folder(trainer))
+        note_decisions(trainer, folders={place: self.monitor})
 
         def tidy() -> dict[int, str]:
-            for folder in {own, resumed} - {""}:
-                for name in ("*.ckpt", "*-adapter") if "://" not in folder else ():
-                    remove_unfinished(Path(folder), name)
-            if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-                place = own if "://" in own else os.path.relpath(own, log_dir)
-                note_decisions(log_dir, folders={place: self.monitor})
+            for name in ("*.ckpt", "*-adapter"):
+                remove_unfinished(Path(own), name)
             return {step: self.find(path, resumed) for step, path in self._paths.items()}
 
         paths = on_rank_zero(tidy)
@@ -236,52 +182,54 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin):
         `resumed` is the folder of the checkpoint that the run resumes from.
         """
         name = os.path.basename(path)
-        found = (path, *(os.path.join(f, name) for f in (str(self.dirpath), resumed) if f))
-        return next((each for each in found if "://" in each or os.path.exists(each)), "")
+        places = (path, os.path.join(str(self.dirpath), name), os.path.join(resumed, name))
+        return next((place for place in places if os.path.exists(place)), "")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the checkpoint if it is selected, and always `last.ckpt`."""
-        self._writes_last = not self.skips_saving(trainer)  # unless `last.ckpt` has these weights
+        # Unless `last.ckpt` has these weights.
+        self._writes_last = not self._should_skip_saving_checkpoint(trainer)
         # Step 0 and fast_dev_run have no checkpoint.
-        if self.is_undecided(trainer) and trainer.global_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+        if trainer.global_step and self.save_top_k and not trial:
             self.select(trainer)
-        callbacks = _selecting(trainer)
+        callbacks = selecting_checkpoints(trainer)
         # The last callback writes the files of all, so that they have the decision of each.
         for callback in callbacks if self is callbacks[-1] else ():
             if callback._writes_last:
-                callback.save_last_checkpoint(trainer)
+                callback._save_last_checkpoint(trainer, callback._monitor_candidates(trainer))
 
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if the rule keeps it, and remove the ones that it replaces."""
-        if self.save_top_k == 0:
+        step, decision = trainer.global_step, self.decide(trainer)
+        if decision is None:
             return
-        step, snapshot = trainer.global_step, self.snapshots.take(trainer)
-        # A metric logged without sync_dist differs between ranks; files and paths must not.
-        metrics = trainer.strategy.broadcast(snapshot.metrics)
-        decision = self.decide(replace(snapshot, metrics=metrics))
         if self.verbose:
             rank_zero_info(f"{type(self).__name__} at step {step}: {decision.reason}")
         elif decision.invalid:
             rank_zero_warn(f"the checkpoint of step {step} is not kept: {decision.reason}")
         dropped = [self._paths.pop(old) for old in decision.dropped]
         if decision.keep:
+            metrics = self.snapshots.take(trainer).metrics
             values = {key: torch.tensor(metrics[key]) for key in self.rule.keys}
-            names = self.logged_metrics(trainer) | values
-            self._paths[step] = self.free_path(names, trainer, dropped[0] if dropped else None)
+            names = self._monitor_candidates(trainer) | values
+            replaced = dropped[0] if dropped else None
+            path = self._get_metric_interpolated_filepath_name(names, trainer, replaced)
+            self._paths[step] = path
         # Without those of a reference that other prompts have replaced, which stay on disk.
         self._paths = {old: path for old, path in self._paths.items() if old in self.state.kept}
         self._show()
         # Written before another is removed, so that a killed run has all checkpoints to keep.
         saved = self._paths[step] if decision.keep else ""
         if saved:
-            self.save(trainer, saved)
+            self._save_checkpoint(trainer, saved)
         for path in set(dropped) - set(self._paths.values()):
-            if self.may_remove(trainer, path, saved):
-                self.remove(trainer, path)
+            if self._should_remove_checkpoint(trainer, path, saved):
+                self._remove_checkpoint(trainer, path)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write `last.ckpt` if no validation has, and warn if no checkpoint was selected."""
-        if not self.skips_saving(trainer):
+        if not self._should_skip_saving_checkpoint(trainer):
             super().on_train_end(trainer, pl_module)
         if self.decider.step >= 0 and self.selected_step is None:
             rank_zero_warn(
@@ -289,26 +237,37 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin):
                 "empty. Compare the logged values with the constraints."
             )
 
-    def writing(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return the context in which a local checkpoint is complete or absent."""
-        return whole_files(trainer)
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Write a checkpoint whole; the adapter comes first, so that it is always there.
 
-    def before_saving(self, trainer: Trainer, path: str) -> None:
-        """Export the adapter first, so that an existing checkpoint always has its adapter."""
-        module = trainer.lightning_module
-        if not isinstance(module, AdapterExporter):
-            return
+        Lightning moves a file from the system's temporary folder, which is not atomic between file
+        systems; FSDP writes its shards in place. Another checkpoint IO of the user stays.
+        """
+        module, strategy = trainer.lightning_module, cast(Any, trainer.strategy)
 
-        def export() -> None:
-            with whole_folder(Path(adapter_folder(path))) as folder:
+        def export(module: AdapterExporter) -> None:
+            with whole_folder(Path(adapter_folder(filepath))) as folder:
                 module.export_adapter(str(folder))
 
-        on_rank_zero(export)
+        if isinstance(module, AdapterExporter):
+            on_rank_zero(lambda: export(module))
+        if is_sharded(trainer):
+            strategy.save_checkpoint = partial(save_shards, strategy)
+        elif type(strategy.checkpoint_io).__name__ == "TorchCheckpointIO":
+            strategy.save_checkpoint = partial(save_file, strategy)
+        try:
+            super()._save_checkpoint(trainer, filepath)
+        finally:
+            vars(strategy).pop("save_checkpoint", None)
 
-    def after_removal(self, trainer: Trainer, path: str) -> None:
-        """Remove the adapter."""
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Delete a checkpoint and its adapter; one of shards is whole or absent, too."""
+        if not os.path.isdir(filepath):
+            super()._remove_checkpoint(trainer, filepath)
+        elif trainer.is_global_zero:
+            remove_at_once(Path(filepath))
         if trainer.is_global_zero:
-            shutil.rmtree(adapter_folder(path), ignore_errors=True)
+            shutil.rmtree(adapter_folder(filepath), ignore_errors=True)
 
     def _show(self) -> None:
         """Set the attributes by which Lightning and its loggers find the checkpoints."""
@@ -320,11 +279,7 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin):
         self.best_model_score = None if best is None else self.best_k_models[self.best_model_path]
 
 
-def selecting_checkpoint(trainer: Trainer) -> SelectingCheckpointMixin | None:
-    """Return the trainer's first `RewardCheckpoint` or `ParetoCheckpoint`, None without one."""
-    return next(iter(_selecting(trainer)), None)
-
-
-def _selecting(trainer: Trainer) -> list[SelectingCheckpointMixin]:
+def selecting_checkpoints(trainer: Trainer) -> list[SelectingCheckpointMixin]:
+    """Return the `RewardCheckpoint`s and `ParetoCheckpoint`s of a trainer."""
     callbacks = trainer.checkpoint_callbacks
     return [each for each in callbacks if isinstance(each, SelectingCheckpointMixin)]

@@ -17,7 +17,7 @@ from ctrlreward.callbacks.terms import ReferenceReward, ReferredModule, ShapedMo
 from ctrlreward.functional.bootstrap import cluster_numbers
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.shaping import length_factor, valid_group_means
-from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
+from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.ranks import fail_together, on_every_rank
 from ctrlreward.reward import RewardBatch
 from ctrlreward.samples import Samples, shortened
@@ -40,8 +40,7 @@ class RewardShapingMixin(CallbackMixin):
     A sample without a reward remains without one. All ranks share the multipliers.
 
     Logs at each step, for the active transformations: `shaping/after_reference`, `after_clip`,
-    `after_length_factor`, `after_ranges`, `after_length`, the mean reward after each (before all of
-    them it is `reward/total`, after all of them `reward/shaped`, which the module logs);
+    `after_length_factor`, `after_ranges`, `after_length`, the mean reward after each;
     `shaping/reference`, the mean reward of the references; `shaping/length`, the mean penalty;
     `shaping/length_factor`, the mean factor; `shaping/range/<name>`, the mean of a bounded score,
     and `shaping/multiplier/<name>_low` and `_high`, the multipliers of its bounds;
@@ -107,27 +106,21 @@ class RewardShapingMixin(CallbackMixin):
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
+        name = type(pl_module).__name__
         if not isinstance(pl_module, ShapedModule):
-            raise misconfigured(
-                trainer,
-                f"RewardShaping can't shape the rewards of {type(pl_module).__name__}. Define "
-                "self.reward, a Reward, and self.shape_rewards = None. If it is not None, "
-                "compute advantages from self.shape_rewards(samples, scored, lengths).",
-            )
-        if pl_module.shape_rewards is not None:
             self.refuse(
-                f"the rewards of {type(pl_module).__name__} are already shaped by "
-                f"{pl_module.shape_rewards}. Use only one RewardShaping per trainer."
+                f"{name} has no reward, a Reward, and shape_rewards, None by default, from which "
+                "it computes advantages: self.shape_rewards(samples, scored, lengths)"
             )
-        if self.ranges is not None:
-            self.ranges.check(pl_module.reward)
-        if self.reference is not None and not isinstance(pl_module, ReferredModule):
-            self.refuse(
-                f"reference needs a policy to compare with, which {type(pl_module).__name__} "
-                "does not have. Define complete_as_reference(prompts)."
-            )
-        self._module = pl_module
-        pl_module.shape_rewards = self._shape
+        elif pl_module.shape_rewards is not None:
+            self.refuse(f"{name}.shape_rewards is already {pl_module.shape_rewards}")
+        elif self.reference is not None and not isinstance(pl_module, ReferredModule):
+            self.refuse(f"reference needs complete_as_reference(prompts), which {name} lacks")
+        else:
+            if self.ranges is not None:
+                self.ranges.check(pl_module.reward)
+            self._module = pl_module
+            pl_module.shape_rewards = self._shape
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
@@ -179,10 +172,7 @@ class RewardShapingMixin(CallbackMixin):
         self._metrics = {**metrics, "fail_rate": float(np.isnan(rewards).mean())}
         by_rank = on_every_rank(lambda: np.isfinite(rewards))
         if not any(valid.any() for valid in by_rank):
-            raise RuntimeError(
-                f"all {sum(map(len, by_rank))} samples of this step failed to get a shaped reward. "
-                "See the warnings of the scorers for the reason."
-            )
+            raise RuntimeError(f"all {sum(map(len, by_rank))} samples of this step failed")
         return rewards
 
     def _length_factor(self, samples: Samples, rewards: Scores, tokens: Scores) -> Scores:
@@ -191,9 +181,8 @@ class RewardShapingMixin(CallbackMixin):
         if (rewards < 0).any():
             i = int((rewards < 0).argmax())
             raise ValueError(
-                f"the reward of texts[{i}] = {shortened(samples.texts[i])} is {rewards[i]:.4g}, "
-                "but length_alpha multiplies rewards, and a long text would gain from a negative "
-                "one. Use a reward of 0 or more, clip=(0, None), or reference=ReferenceReward()."
+                f"length_alpha needs rewards of 0 or more, or clip=(0, None), got {rewards[i]:.4g} "
+                f"for texts[{i}] = {shortened(samples.texts[i])}"
             )
         columns = [column for name, column in samples.columns().items() if name != "texts"]
         prompts = list(zip(*columns, strict=True)) if columns else [()] * len(samples)

@@ -8,7 +8,6 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.guard import ProxyGuardMixin
-from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.monitoring import DecidingMixin, may_stop
 from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of, is_instance
 from ctrlreward.selection import StopRule
@@ -19,10 +18,10 @@ class RewardEarlyStoppingMixin(DecidingMixin):
     """Early stopping that counts each held-out score once (`ctrlreward.selection.StopRule`).
 
     Decides at the end of a validation that logged a new score, at any validation interval, but does
-    not stop before the trainer's `min_epochs` and `min_steps`. Under a distributed strategy all
-    ranks stop if one decides to. A resumed run decides as an uninterrupted one would; if it had
-    already stopped, it ends at once, unless its new settings (more patience, another threshold)
-    would not have stopped it.
+    not stop before the trainer's `min_epochs` and `min_steps`. Under a distributed strategy the
+    values of rank 0 decide. A resumed run decides as an uninterrupted one would; if it had already
+    stopped, it ends at once, unless its new settings (more patience, another threshold) would not
+    have stopped it.
 
     Args:
         monitor: The `StopRule`, or the logged key of the score.
@@ -60,6 +59,7 @@ class RewardEarlyStoppingMixin(DecidingMixin):
         else:
             rule = StopRule(monitor, mode, **settings)
         self.decider = Decider(rule)
+        self.identity = {"monitor": rule.monitor}
         self.verbose = verbose
 
     @property
@@ -72,11 +72,6 @@ class RewardEarlyStoppingMixin(DecidingMixin):
         """`trainer.global_step` at the stop, -1 before."""
         return self.state.stopped_step
 
-    @property
-    def state_key(self) -> str:
-        """Key of the state in a checkpoint."""
-        return state_key(self, monitor=self.rule.monitor)
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a resumed run that had stopped, if its settings would still stop it."""
         super().on_train_start(trainer, pl_module)
@@ -87,22 +82,17 @@ class RewardEarlyStoppingMixin(DecidingMixin):
             self.decider.state = self.state.running()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decide, and stop training on all ranks if one decides to."""
-        if trainer.fast_dev_run or not self.is_undecided(trainer):  # type: ignore[attr-defined]
-            return
-        step = trainer.global_step
-        stop = self.decide(self.snapshots.take(trainer)).stop
-        if self.decider.step != step:  # no new value
+        """Decide, and stop training."""
+        trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+        decision = None if trial else self.decide(trainer)
+        if decision is None or not decision.stop:
             return
         if not may_stop(trainer):
-            self.decider.state, stop = self.state.running(), False
-        if trainer.strategy.reduce_boolean_decision(stop, all=False):
-            if not stop:
-                reason = f"{self.rule.monitor} stopped another rank"
-                self.decider.state = self.state.stopped(step, None, reason)
-            trainer.should_stop = True
-            if self.verbose:
-                rank_zero_info(self.state.stopping_reason)
+            self.decider.state = self.state.running()
+            return
+        trainer.should_stop = True
+        if self.verbose:
+            rank_zero_info(self.state.stopping_reason)
 
 
 def stopped_by(trainer: Trainer) -> str:
@@ -114,6 +104,6 @@ def stopped_by(trainer: Trainer) -> str:
         if guard.stop and guard.alarm:
             return f"ProxyGuard: alarm at step {guard.alarm_step}"
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if is_instance(callback, "callbacks.Timer") and (callback.time_remaining() or 1.0) <= 0:
+        if is_instance(callback, "Timer") and (callback.time_remaining() or 1.0) <= 0:
             return "max_time"
     return "max_steps" if trainer.global_step >= trainer.max_steps > 0 else "end of the data"

@@ -94,8 +94,8 @@ class SoftOverlong:
 
     Examples:
         >>> import numpy as np
-        >>> SoftOverlong(longest=64, cache=16).term(np.array([40.0, 56.0, 64.0]))
-        array([ 0. , -0.5, -1. ])
+        >>> SoftOverlong(longest=64, cache=16).term(np.array([40.0, 56.0, 64.0])).tolist()
+        [0.0, -0.5, -1.0]
     """
 
     longest: int

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,6 @@ FAIL_RATE = "fail_rate"
 TABLE = "samples"
 SCORED_STEP = "scored_step"
 CORPUS = "corpus"
-
-Rows: TypeAlias = npt.NDArray[np.int64]
 
 
 class HeldOutScores(NamedTuple):
@@ -139,11 +137,9 @@ class HeldOutScorer:
         """Direction and range of each key."""
         specs = {key: component.spec for key, component in self.components.items()}
         specs[FAIL_RATE] = ScoreSpec(False, (0.0, 1.0))
-        for key, component in self.components.items():
-            read = (component.name, *component.scorer.corpus_columns)
-            for name in _corpus_of(key, component, dict.fromkeys(read, np.full(1, np.nan))):
-                spread = ScoreSpec(False, (0.0, np.inf))
-                specs[name] = spread if name.endswith(_DEVIATION) else component.spec
+        for name in self._of_corpus(dict.fromkeys(self.scored, np.full(1, np.nan)), [0]):
+            key = name.removeprefix(f"{CORPUS}/")  # of a deviation if it is not one of a score
+            specs[name] = specs.get(key, ScoreSpec(False, (0.0, np.inf)))
         return {f"{self.name}/{key}": spec for key, spec in specs.items()}
 
     @cached_property
@@ -226,19 +222,12 @@ class HeldOutScorer:
         grouped = {key: c for key, c in self.components.items() if c.scorer.of_groups}
         missing = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
 
-        def of_corpus(rows: Rows) -> dict[str, float]:
-            figures = dict[str, float]()
-            for key, component in self.components.items():
-                read = {n: scores[f"{CORPUS}/{key}/{n}"] for n in component.scorer.corpus_columns}
-                columns = {**read, component.name: scores[key]}
-                figures |= _corpus_of(key, component, {n: v[rows] for n, v in columns.items()})
-            return figures
-
-        def of_groups(rows: Rows) -> dict[str, float]:
+        def of_groups(rows: npt.NDArray[np.int64]) -> dict[str, float]:
             again = score(grouped, samples[rows[~missing[rows]].tolist()]).scores
             return {key: valid_mean(again[key]) for key in grouped}
 
         prompts = np.arange(len(samples)) // self._repeats
+        of_corpus = partial(self._of_corpus, scores)
         corpus = of_corpus(np.arange(len(samples)))
         means = {key: valid_mean(scores[key]) for key in grouped if prompts[-1] > 0}
         jackknifed = {}
@@ -249,15 +238,16 @@ class HeldOutScorer:
                 jackknifed[name] = jackknife_values(value, [each[name] for each in without])
         return corpus, jackknifed
 
-
-_DEVIATION = "_deviation"
-
-
-def _corpus_of(key: str, component: Component, columns: Mapping[str, Scores]) -> dict[str, float]:
-    """Return the score of the corpus and its deviation, by the keys of metrics, if it has any."""
-    figures = component.scorer.corpus_of(columns)
-    names = {f"{CORPUS}/{key}{end}": f"{component.name}{end}" for end in ("", _DEVIATION)}
-    return {name: figures[figure] for name, figure in names.items() if figure in figures}
+    def _of_corpus(self, scores: Mapping[str, Scores], rows: Any) -> dict[str, float]:
+        """Return the scores of the corpus of some rows and their deviations, by key."""
+        figures = dict[str, float]()
+        for key, component in self.components.items():
+            read = {n: scores[f"{CORPUS}/{key}/{n}"][rows] for n in component.scorer.corpus_columns}
+            columns = {**read, component.name: scores[key][rows]}
+            for name, value in component.scorer.corpus_of(columns).items():
+                if name in (component.name, f"{component.name}_deviation"):
+                    figures[f"{CORPUS}/{key}{name.removeprefix(component.name)}"] = value
+        return figures
 
 
 def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Component]:

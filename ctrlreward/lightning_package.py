@@ -7,7 +7,6 @@ its classes. A mixin finds names of its package with `package_of`.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -52,23 +51,20 @@ def package_of(instance: object) -> LightningPackage:
         for package in PACKAGES:
             if f"{base.__module__}.".startswith(f"{package.name}."):
                 return package
-    raise TypeError(
-        f"{kind.__name__} is a class of neither {PACKAGES[0].name} nor {PACKAGES[1].name}. Derive "
-        "it from a class of one of them."
-    )
+    raise TypeError(f"{kind.__name__} must be a class of {PACKAGES[0].name} or {PACKAGES[1].name}")
 
 
-def is_instance(instance: object, path: str) -> bool:
-    """Return whether an object is of a class of either package: `"loggers.WandbLogger"`."""
-    loaded = [package for package in PACKAGES if package.name in sys.modules]
-    return any(isinstance(instance, package.load(path)) for package in loaded)
+def is_instance(instance: object, name: str) -> bool:
+    """Return whether an object is of a class of either package, known by its name."""
+    packages = tuple(f"{package.name}." for package in PACKAGES)
+    bases = type(instance).__mro__
+    return any(b.__name__ == name and b.__module__.startswith(packages) for b in bases)
 
 
 def averaging_callbacks(trainer: Trainer) -> list[Callback]:
-    """Return the `WeightAveraging` callbacks of the trainer, by name: they are new in 2.6."""
+    """Return the `WeightAveraging` callbacks of the trainer."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    name = "WeightAveraging"
-    return [c for c in callbacks if any(base.__name__ == name for base in type(c).__mro__)]
+    return [each for each in callbacks if is_instance(each, "WeightAveraging")]
 
 
 def callbacks_of(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
@@ -87,19 +83,19 @@ SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 
 def is_sharded(trainer: Trainer) -> bool:
     """Return whether the strategy splits the model or its optimizer over the ranks."""
-    return any(is_instance(trainer.strategy, f"strategies.{name}") for name in SHARDING)
+    return any(is_instance(trainer.strategy, name) for name in SHARDING)
 
 
 def check_strategy(trainer: Trainer) -> None:
     """Raise if callbacks cannot gather the model of the strategy, as they can under FSDP."""
     strategy: Any = trainer.strategy
-    if is_instance(strategy, "strategies.DeepSpeedStrategy"):
+    if is_instance(strategy, "DeepSpeedStrategy"):
         raise misconfigured(
             trainer,
             "callbacks cannot gather the model that DeepSpeedStrategy splits. Use "
             "ModelParallelStrategy (FSDP2), FSDPStrategy, or Trainer(strategy='ddp').",
         )
-    if is_instance(strategy, "strategies.ModelParallelStrategy"):
+    if is_instance(strategy, "ModelParallelStrategy"):
         split = strategy.device_mesh["tensor_parallel"].size()
         if split > 1:
             raise misconfigured(
@@ -115,7 +111,6 @@ def check_whole_model(trainer: Trainer) -> None:
         raise misconfigured(
             trainer,
             f"PolicyTuner needs the whole model, which {type(trainer.strategy).__name__} splits. "
-            "Use Trainer(strategy='ddp'). To save memory, set "
-            "optimizer.gradient_checkpointing or lora.quantization. For a model that no device can "
-            "hold, use a trainer of TRL under FSDP with the callbacks of ctrlreward.huggingface.",
+            "Use Trainer(strategy='ddp'), or a trainer of TRL under FSDP with the callbacks of "
+            "ctrlreward.huggingface.",
         )

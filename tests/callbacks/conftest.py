@@ -15,7 +15,6 @@ import torch
 from counting_module import Counting
 from lightning_choice import (
     GenerationScorer,
-    HistoryLogger,
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
@@ -123,11 +122,13 @@ def held_out() -> Samples:
 
 @pytest.fixture
 def watch(held_out: Samples) -> Callable[..., GenerationScorer]:
-    """Function that builds a `GenerationScorer` of a curve: its value `v` and its loss `l`."""
+    """Function that builds a `GenerationScorer`: of a curve, its value `v` and its loss `l`."""
 
-    def build(values: Sequence[float] | Curve, names: str = "v", **options: Any) -> Any:
-        scorer = values if isinstance(values, Curve) else Curve(values)
-        scores = {name: scorer[{"v": "value", "l": "loss"}[name]] for name in names}
+    def build(values: Any, names: str = "v", **options: Any) -> Any:
+        scores = values
+        if not isinstance(values, Mapping):
+            scorer = values if isinstance(values, Curve) else Curve(values)
+            scores = {name: scorer[{"v": "value", "l": "loss"}[name]] for name in names}
         return GenerationScorer(scores, options.pop("samples", held_out), **options)
 
     return build
@@ -160,22 +161,6 @@ def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
         return trainer
 
     return run
-
-
-def validating_trainer(folder: Path, callbacks: list[Any], **options: Any) -> pl.Trainer:
-    """Trainer of eight steps on the CPU, with a validation after every second one, and a log."""
-    return quiet_trainer(
-        enable_checkpointing=True,
-        callbacks=callbacks,
-        check_val_every_n_epoch=None,
-        default_root_dir=folder,
-        log_every_n_steps=1,
-        logger=HistoryLogger(str(folder)),
-        max_steps=8,
-        num_sanity_val_steps=0,
-        val_check_interval=2,
-        **options,
-    )
 
 
 class ByPrompt(Curve):

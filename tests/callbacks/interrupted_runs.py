@@ -1,6 +1,7 @@
 """Script of test_interruptions.py: a run that is interrupted.
 
-`python interrupted_runs.py HOW FOLDER`, where `HOW` is raise, sigterm or sigkill.
+`python interrupted_runs.py HOW FOLDER`, where `HOW` is raise, sigterm or sigkill; on two ranks,
+"kill the other rank" or "kill the scoring rank".
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_choice import GenerationScorer, RewardCheckpoint, pl
+from forked_ranks import on_two_ranks
+from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, pl, quiet_trainer
 from module_files import load
 
 from ctrlreward import Samples
@@ -39,17 +41,21 @@ class Module(shared.Counter):
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.log("held_out", self.weight.detach())
+        self.log("held_out", self.weight.detach(), sync_dist=True)
 
     def export_adapter(self, folder: str) -> None:
         (Path(folder) / "weight").write_text(str(self.weight.item()))
 
 
 class Slow(shared.Curve):
-    """Scorer that is still running when the run is interrupted."""
+    """Scorer that is still running when the run is interrupted, or kills it after step 6."""
+
+    kills = False
 
     def score_samples(self, samples: Samples) -> dict[str, Any]:
         scores = super().score_samples(samples)
+        if self.kills and " at 6 " in samples.texts[0]:
+            kill()
         time.sleep(0.5)
         return scores
 
@@ -58,17 +64,26 @@ def fit(
     folder: Path,
     kind: type[shared.Curve] = shared.Curve,
     module: Module | None = None,
+    ckpt_path: str | None = None,
     **options: Any,
 ) -> None:
     """Train for eight steps with a validation after every second one."""
     scorer = kind([0.125 * i for i in range(9)])
     prompts = Samples(texts=["The food", "The film"])
-    callbacks = [
-        GenerationScorer({"v": scorer["value"]}, prompts),
-        RewardCheckpoint("held_out", "max", dirpath=str(folder / "kept"), save_top_k=2),
-    ]
-    trainer = shared.validating_trainer(folder, callbacks)
-    trainer.fit(module or Module(), **options)
+    keeper = RewardCheckpoint("held_out", "max", dirpath=str(folder / "kept"), save_top_k=2)
+    trainer = quiet_trainer(
+        callbacks=[GenerationScorer({"v": scorer["value"]}, prompts), keeper],
+        check_val_every_n_epoch=None,
+        default_root_dir=folder,
+        enable_checkpointing=True,
+        log_every_n_steps=1,
+        logger=HistoryLogger(str(folder)),
+        max_steps=8,
+        num_sanity_val_steps=0,
+        val_check_interval=2,
+        **options,
+    )
+    trainer.fit(module or Module(), ckpt_path=ckpt_path)
 
 
 def wait_for_sigterm(module: pl.LightningModule) -> None:
@@ -82,6 +97,10 @@ def fail(module: pl.LightningModule) -> None:
     raise ValueError("the loss is gone")
 
 
+def kill(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def kill_while_saving() -> None:
     """Kill the process when it writes the third `last.ckpt`, with half of its bytes on disk."""
     count = 0
@@ -91,17 +110,28 @@ def kill_while_saving() -> None:
         count += "last.ckpt" in os.readlink(f"/proc/self/fd/{file}")
         if count == 3:
             os.ftruncate(file, os.fstat(file).st_size // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill()
 
     os.fsync = fsync
 
 
+def fit_a_rank(number: int) -> None:
+    how, folder = sys.argv[1], Path(sys.argv[2])
+    os.dup2(os.open(folder / f"rank{number}", os.O_CREAT | os.O_WRONLY), 2)
+    module = Module()
+    module.interrupt = kill if how == "kill the other rank" and number == 1 else None
+    Slow.kills = how == "kill the scoring rank"
+    fit(folder, Slow, module, devices=2, strategy="ddp")
+
+
 def main(how: str, folder: Path) -> None:
+    if how.startswith("kill"):
+        on_two_ranks(fit_a_rank)
+        return
     if how == "sigkill":
         kill_while_saving()
-        fit(folder)
     module = Module()
-    module.interrupt = fail if how == "raise" else wait_for_sigterm
+    module.interrupt = {"raise": fail, "sigterm": wait_for_sigterm}.get(how)
     raised = "nothing"
     try:
         fit(folder, Slow, module)

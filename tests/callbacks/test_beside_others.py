@@ -169,5 +169,5 @@ def test_averaged_weights_are_scored_and_saved(tmp_path: Path) -> None:
     best = next(each for each in trainer.callbacks if isinstance(each, RewardCheckpoint))
     saved = torch.load(best.best_model_path, weights_only=True)["state_dict"]["weight"].item()
     assert saved == module.scored[2] != 3.0
-    with pytest.raises(Exception, match="List this GenerationScorer before it"):
+    with pytest.raises(Exception, match="List this GenerationScorer before"):
         run(tmp_path / "other", lambda folder: [averaging(decay=0.5)], "after")

@@ -22,34 +22,27 @@ HERE = {name: getattr(ctrlreward.callbacks, name) for name in ctrlreward.callbac
 }
 THERE = {name: getattr(ctrlreward.lightning, name) for name in ctrlreward.lightning.__all__}
 FACES = sorted(name for name in HERE if HERE[name] is not THERE.get(name))
-
-
-def build(name: str, faces: dict[str, type], curve: type) -> object:
-    scorer = curve([0.0, 1.0])
-    build = {
-        "BeforeAfter": lambda kind: kind({"v": scorer["value"]}, ["The food"]),
-        "GenerationScorer": lambda kind: kind({"v": scorer["value"]}, ["The food"]),
-        "ParetoCheckpoint": lambda kind: kind({"score/v": "max", "score/l": "min"}),
-        "ProxyGuard": lambda kind: kind("score/v", "score/l", held_out_mode="min"),
-        "RewardShaping": lambda kind: kind(clip=(0.0, 1.0)),
-    }.get(name, lambda kind: kind())
-    return build(faces[name])
+ARGUMENTS = {
+    "BeforeAfter": ({"v": len}, ["The food"]),
+    "GenerationScorer": ({"v": len}, ["The food"]),
+    "ParetoCheckpoint": ({"score/v": "max", "score/l": "min"},),
+    "ProxyGuard": ("score/v", "score/l"),
+    "RewardShaping": ((0.0, 1.0),),
+}
 
 
 def test_both_have_the_same_names() -> None:
     assert sorted(HERE) == sorted(THERE)
+    assert {"GenerationScorer", "PolicyTuner"} <= {*FACES}
     for name in FACES:
         assert inspect.signature(HERE[name]) == inspect.signature(THERE[name])
         assert HERE[name].__doc__ == THERE[name].__doc__
         assert len(HERE[name].__doc__) > 50
-        assert package_of_class(HERE[name]) == "pytorch_lightning"
-        assert package_of_class(THERE[name]) == "lightning.pytorch"
-    assert "GenerationScorer" in FACES
-    assert "PolicyTuner" in FACES
-
-
-def package_of_class(kind: type) -> str:
-    return package_of(kind.__new__(kind)).name
+        for kind, package in (
+            (HERE[name], "pytorch_lightning"),
+            (THERE[name], "lightning.pytorch"),
+        ):
+            assert package_of(kind.__new__(kind)).name == package
 
 
 @pytest.mark.parametrize(
@@ -59,14 +52,13 @@ def package_of_class(kind: type) -> str:
         (THERE, pytorch_lightning, "ctrlreward.callbacks"),
     ],
 )
-@pytest.mark.parametrize("name", [n for n in FACES if n not in ("PolicyTuner", "HistoryLogger")])
-def test_a_callback_of_the_other_package_is_refused(
-    name: str, ours: dict[str, type], theirs: object, right: str, curve, tmp_path
-) -> None:
-    trainer = trainer_of(theirs, tmp_path, callbacks=[build(name, ours, curve)], logger=False)
-    with pytest.raises(Exception, match=f"Use `from {right} import {name}`") as error:
-        trainer.fit(module_of(theirs))
-    assert type(error.value).__name__ == "MisconfigurationException"
+def test_a_callback_of_the_other_package_is_refused(ours, theirs, right: str, tmp_path) -> None:
+    for name in set(FACES) - {"PolicyTuner", "HistoryLogger"}:
+        callback = ours[name](*ARGUMENTS.get(name, ()))
+        trainer = trainer_of(theirs, tmp_path, callbacks=[callback], logger=False)
+        with pytest.raises(Exception, match=f"Use `from {right} import {name}`") as error:
+            trainer.fit(module_of(theirs))
+        assert type(error.value).__name__ == "MisconfigurationException"
 
 
 @pytest.mark.parametrize(
@@ -74,8 +66,13 @@ def test_a_callback_of_the_other_package_is_refused(
 )
 def test_the_logger_needs_no_package(ours: dict[str, type], theirs: object, tmp_path) -> None:
     logger = ours["HistoryLogger"](str(tmp_path))
+    assert package_of(logger).name != theirs.__name__
+    assert is_instance(logger, "Logger")
+    assert not is_instance(logger, "CSVLogger")
     trainer_of(theirs, tmp_path, logger=logger).fit(module_of(theirs))
     assert [row["batch"] for row in JsonLog(logger.path).read()] == [0.0]
+    with pytest.raises(TypeError, match="object"):
+        package_of(object())
 
 
 def module_of(package: object) -> object:
@@ -93,16 +90,6 @@ def trainer_of(package: object, folder: Path, **options: object) -> object:
     return package.Trainer(
         accelerator="cpu", default_root_dir=folder, log_every_n_steps=1, max_steps=1, **options
     )
-
-
-def test_types_are_told_apart(tmp_path) -> None:
-    for faces, package in ((HERE, "pytorch_lightning"), (THERE, "lightning.pytorch")):
-        logger = faces["HistoryLogger"](str(tmp_path))
-        assert package_of(logger).name == package
-        assert is_instance(logger, "loggers.Logger")
-        assert not is_instance(logger, "loggers.CSVLogger")
-    with pytest.raises(TypeError, match="object is a class of neither pytorch_lightning nor"):
-        package_of(object())
 
 
 FRESH = """

@@ -1,15 +1,22 @@
+"""Checkpoints that are kept: files, adapters, resume, and the Pareto front."""
+
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from counting_module import Counting
 from lightning_choice import (
     AdapterExporter,
-    GenerationScorer,
+    MisconfigurationException,
+    ParetoCheckpoint,
     RewardCheckpoint,
     RewardEarlyStopping,
     pl,
@@ -21,24 +28,25 @@ from ctrlreward import Samples
 VALUES = [0.0, 0.1, 0.3, 0.2, 0.5, 0.4]
 
 
-def watch(scorer, held_out, every: int = 1) -> GenerationScorer:
-    return GenerationScorer({"v": scorer["value"], "l": scorer["loss"]}, held_out, every)
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def exported(folder: Path) -> float:
-    return json.loads((folder / "adapter.json").read_text())
+def exported(folder: Path | str) -> float:
+    return json.loads((Path(folder) / "adapter.json").read_text())
 
 
 @pytest.mark.lightning
-def test_keeps_the_best_and_the_last(fit, counter, curve, held_out, tmp_path) -> None:
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
-    fit(counter(), [keeper, watch(curve(VALUES), held_out)], max_steps=5)
-    assert names(tmp_path / "kept") == ["last.ckpt", "step=000004-v=0.500.ckpt"]
-    assert keeper.best_model_path == str(tmp_path / "kept" / "step=000004-v=0.500.ckpt")
+def test_keeps_the_best_and_the_last(fit, counter, watch, kept) -> None:
+    keeper = RewardCheckpoint("score/v", dirpath=str(kept))
+    fit(counter(), [keeper, watch(VALUES)], max_steps=5)
+    assert names(kept) == ["last.ckpt", "step=000004-v=0.500.ckpt"]
+    assert keeper.best_model_path == str(kept / "step=000004-v=0.500.ckpt")
     assert keeper.best_model_score == 0.5
     assert keeper.best_adapter_path == ""  # this module has none
     for path, step in ((keeper.best_model_path, 4), (keeper.last_model_path, 5)):
@@ -46,62 +54,37 @@ def test_keeps_the_best_and_the_last(fit, counter, curve, held_out, tmp_path) ->
         assert checkpoint["global_step"] == checkpoint["state_dict"]["weight"] == step
 
 
-def test_the_default_folder_is_next_to_the_log(fit, counter, curve, held_out, tmp_path) -> None:
-    fit(counter(), [RewardCheckpoint("score/v"), watch(curve(VALUES), held_out)], max_steps=1)
-    assert names(tmp_path / "checkpoints") == ["last.ckpt", "step=000001-v=0.100.ckpt"]
+def test_the_default_folder_is_next_to_the_log(fit, counter, watch, tmp_path) -> None:
+    keeper = RewardCheckpoint("score/v", filename="best-{score/v:.1f}")  # a slash is no folder
+    fit(counter(), [keeper, watch(VALUES)], max_steps=1)
+    assert names(tmp_path / "checkpoints") == ["best-0.1.ckpt", "last.ckpt"]
 
 
 @pytest.mark.lightning
-def test_adapters_are_written_and_removed_with_their_checkpoints(
-    fit, tuned, curve, held_out, tmp_path
-) -> None:
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), save_top_k=2)
+def test_adapters_are_written_and_removed_with_their_checkpoints(fit, tuned, watch, kept) -> None:
+    for name in (".last-adapter.unfinished", ".last-adapter.replaced"):  # of a killed run
+        (kept / name).mkdir(parents=True)
+        (kept / name / "half").touch()
+    keeper = RewardCheckpoint("score/v", dirpath=str(kept), save_top_k=2)
     assert isinstance(tuned(), AdapterExporter)
-    fit(tuned(), [keeper, watch(curve(VALUES), held_out)], max_steps=5)
-    assert names(tmp_path / "kept") == [
-        "last-adapter",
-        "last.ckpt",
-        "step=000004-v=0.500-adapter",
-        "step=000004-v=0.500.ckpt",
-        "step=000005-v=0.400-adapter",
-        "step=000005-v=0.400.ckpt",
-    ]
-    assert keeper.best_adapter_path == str(tmp_path / "kept" / "step=000004-v=0.500-adapter")
-    assert exported(Path(keeper.best_adapter_path)) == 4
-    assert exported(tmp_path / "kept" / "last-adapter") == 5
+    fit(tuned(), [keeper, watch(VALUES)], max_steps=5)
+    files = ("last", "step=000004-v=0.500", "step=000005-v=0.400")
+    assert names(kept) == [f"{name}{end}" for name in files for end in ("-adapter", ".ckpt")]
+    assert keeper.best_adapter_path == str(kept / "step=000004-v=0.500-adapter")
+    assert (exported(keeper.best_adapter_path), exported(kept / "last-adapter")) == (4, 5)
 
 
-def test_a_slash_in_a_custom_filename_creates_no_folder(
-    fit, counter, curve, held_out, tmp_path
-) -> None:
-    keeper = RewardCheckpoint(
-        "score/v", dirpath=str(tmp_path / "kept"), filename="best-{score/v:.1f}"
-    )
-    fit(counter(), [keeper, watch(curve(VALUES), held_out)], max_steps=5)
-    assert names(tmp_path / "kept") == ["best-0.5.ckpt", "last.ckpt"]
-
-
-def test_a_failed_export_keeps_the_previous_adapter(fit, tuned, curve, held_out, tmp_path) -> None:
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), save_top_k=0)
+def test_a_failed_export_keeps_the_previous_adapter(fit, tuned, watch, kept) -> None:
     module = tuned()
     module.fails_at = 3
     with pytest.raises(OSError, match="no space left"):
-        fit(module, [keeper, watch(curve(VALUES), held_out)])
-    assert exported(tmp_path / "kept" / "last-adapter") == 2
-    assert torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)["global_step"] == 2
-
-
-def test_leftovers_of_a_killed_export_are_replaced(fit, tuned, curve, held_out, tmp_path) -> None:
-    for name in (".last-adapter.unfinished", ".last-adapter.replaced"):
-        (tmp_path / "kept" / name).mkdir(parents=True)
-        (tmp_path / "kept" / name / "half").touch()
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), save_top_k=0)
-    fit(tuned(), [keeper, watch(curve(VALUES), held_out)], max_steps=1)
-    assert names(tmp_path / "kept") == ["last-adapter", "last.ckpt"]
+        fit(module, [RewardCheckpoint("score/v", dirpath=str(kept), save_top_k=0), watch(VALUES)])
+    assert exported(kept / "last-adapter") == 2
+    assert torch.load(kept / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
 @pytest.mark.lightning
-def test_the_best_checkpoint_is_the_trainers(fit, counter, curve, held_out, tmp_path) -> None:
+def test_the_best_checkpoint_is_the_trainers(fit, counter, watch, kept) -> None:
     class Tested(counter):
         def test_step(self, batch: object, batch_idx: int) -> None:
             tested.append(self.weight.item())
@@ -110,26 +93,12 @@ def test_the_best_checkpoint_is_the_trainers(fit, counter, curve, held_out, tmp_
             return [0]
 
     tested: list[float] = []
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
-    stopper = RewardEarlyStopping("score/v", patience=99)
-    # Built without `fit`: the trainer may add a checkpoint callback of its own.
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        callbacks=[keeper, stopper, watch(curve(VALUES), held_out)],
-        check_val_every_n_epoch=None,
-        default_root_dir=tmp_path,
-        logger=False,
-        max_steps=6,
-        val_check_interval=1,
-    )
-    module = Tested()
-    trainer.fit(module)
+    keeper = RewardCheckpoint("score/v", dirpath=str(kept))
+    # Otherwise the trainer adds a checkpoint callback of its own.
+    trainer = fit(Tested(), [keeper, watch(VALUES)], enable_checkpointing=True, max_steps=6)
     assert trainer.checkpoint_callbacks == [keeper]
-    (best,) = (path for path in (tmp_path / "kept").iterdir() if "0.500" in path.name)
-    weight = torch.load(best, weights_only=True)["state_dict"]["weight"].item()
-    assert weight != module.weight.item()  # training went on after it
-    trainer.test(module, ckpt_path="best")
-    assert tested == [weight]
+    trainer.test(Tested(), ckpt_path="best")
+    assert tested == [4.0]
 
 
 KILLED = """
@@ -161,18 +130,16 @@ pl.Trainer(
 """
 
 
-def test_resumes_from_the_last_validation_after_sigkill(fit, counter, curve, tmp_path) -> None:
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
+def test_resumes_from_the_last_validation_after_sigkill(fit, counter, watch, tmp_path) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
     shared = Path(__file__).with_name("conftest.py")
-    ended = run_warm(script, shared, tmp_path, timeout=120)
+    ended = run_warm(tmp_path / "killed.py", shared, tmp_path, timeout=120)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert names(tmp_path / "kept") == ["last.ckpt", "step=000004-v=0.500.ckpt"]
 
-    scorer, module = curve(VALUES), counter()
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
+    module, keeper = counter(), RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
     stopper = RewardEarlyStopping("score/v", patience=4)
-    callbacks = [keeper, stopper, watch(scorer, Samples(texts=["The food"]))]
+    callbacks = [keeper, stopper, watch(VALUES, samples=Samples(["The food"]))]
     fit(module, callbacks, max_steps=20, ckpt_path="last")
     assert len(module.draws) == 2  # steps 7 and 8 of 8: six were done
     assert (stopper.stopped_step, stopper.stopped_by) == (8, "patience_exhausted")
@@ -181,17 +148,17 @@ def test_resumes_from_the_last_validation_after_sigkill(fit, counter, curve, tmp
 
 @pytest.mark.lightning
 def test_callbacks_of_lightning_find_their_metric_when_a_run_resumes(
-    fit, counter, curve, held_out, tmp_path
+    fit, counter, watch, kept
 ) -> None:
     def run(epochs: int, **resumed: str) -> tuple[RewardCheckpoint, pl.Trainer]:
-        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
+        keeper = RewardCheckpoint("score/v", dirpath=str(kept))
         stopper = pl.callbacks.EarlyStopping("score/v", mode="max", patience=9)
         often = {"check_val_every_n_epoch": 1, "val_check_interval": 1.0, "max_steps": -1}
-        callbacks = [watch(curve(VALUES * 9), held_out), stopper, keeper]
+        callbacks = [watch(VALUES * 9), stopper, keeper]
         return keeper, fit(counter(), callbacks, max_epochs=epochs, **often, **resumed)
 
     whole, _ = run(3)
-    shutil.rmtree(tmp_path / "kept")
+    shutil.rmtree(kept)
     run(1)
     keeper, trainer = run(3, ckpt_path="last")  # as an epoch ends, before it is validated again
     assert (keeper.state, keeper.best_model_path) == (whole.state, whole.best_model_path)
@@ -213,11 +180,138 @@ def test_a_run_resumed_in_another_folder_names_what_is_on_disk(
     elif fate == "lost":
         Path(first.best_model_path).unlink()
     second = RewardCheckpoint("score/v", dirpath=str(tmp_path / "second"), save_top_k=2)
-    last = place / "last.ckpt"
-    fit(counter(), [second, watch(values)], max_steps=4, ckpt_path=str(last))
-    assert Path(second.best_model_path).is_file()
+    fit(counter(), [second, watch(values)], max_steps=4, ckpt_path=str(place / "last.ckpt"))
     loaded = torch.load(second.best_model_path, weights_only=True)
     assert loaded["global_step"] == second.selected_step == (3 if fate == "lost" else 1)
     assert set(second.state.kept) == ({2, 3} if fate == "lost" else {1, 3})
     assert all(Path(path).is_file() for path in second.best_k_models)
     assert "step=000002-v=0.500.ckpt" in names(place)  # never removed by another run
+
+
+class Adapted(Counting):
+    """Module with a frozen model, a buffer, and an adapter that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = torch.nn.Linear(500, 500).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.seen += 1
+        return super().training_step(batch, batch_idx)
+
+    def complete(self, prompts: Any) -> list[str]:
+        return [f" at {round(self.weight.item())}" for _ in prompts]
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def test_dataloader(self) -> Any:
+        return self.val_dataloader()
+
+
+def test_a_checkpoint_of_adapters_alone(fit, watch, tmp_path: Path) -> None:
+    values = [0.0, 0.9, 0.8, 0.7, 0.3]
+
+    def run(steps: int, **resumed: Any) -> tuple[Adapted, RewardCheckpoint, pl.Trainer]:
+        module = Adapted()
+        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path), trainable_only=True)
+        return module, keeper, fit(module, [watch(values), keeper], max_steps=steps, **resumed)
+
+    _, keeper, _ = run(2)
+    saved = torch.load(keeper.best_model_path, weights_only=True)["state_dict"]
+    assert saved.keys() == {"weight", "seen"}
+    assert max(path.stat().st_size for path in tmp_path.glob("*.ckpt")) < 20_000
+    module, _, trainer = run(4, ckpt_path="last")
+    assert (module.weight.item(), module.seen.item()) == (4, 4)
+    trainer.test(module, ckpt_path="best", verbose=False)
+    assert module.weight.item() == 1
+    assert Adapted.load_from_checkpoint(keeper.best_model_path, strict=False).weight.item() == 1
+    content = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    del content["state_dict"]["weight"]
+    torch.save(content, tmp_path / "other.ckpt")
+    with pytest.raises(MisconfigurationException, match="weight"):
+        run(6, ckpt_path=str(tmp_path / "other.ckpt"))
+
+
+# The Pareto front. Step 4 dominates 1; 2 to 5 are the front after five steps; 6 dominates 2 and 5.
+
+A = [0.0, 0.25, 0.625, 0.125, 0.375, 0.75, 0.75]
+B = [0.0, 0.5, 0.25, 0.875, 0.5, 0.125, 0.375]
+BOTH = {"score/a": "max", "score/b": "max"}
+
+
+@pytest.fixture
+def ab(curve, watch):
+    """Function that builds a `GenerationScorer` of two curves."""
+
+    def build(a: list[float] = A, b: list[float] = B) -> Any:
+        return watch({"a": curve(a)["value"], "b": curve(b)["value"]})
+
+    return build
+
+
+@pytest.mark.lightning
+def test_the_folder_holds_the_front_and_nothing_else(fit, tuned, ab, kept) -> None:
+    keeper = ParetoCheckpoint(BOTH, dirpath=str(kept))
+    fit(tuned(), [keeper, ab()], max_steps=6)
+    front = ["step=000003-a=0.125-b=0.875", "step=000004-a=0.375-b=0.500"]
+    front += ["step=000006-a=0.750-b=0.375"]
+    expected = [f"{name}{end}" for name in [*front, "last"] for end in (".ckpt", "-adapter")]
+    assert names(kept) == sorted([*expected, "front.png"])
+    assert (kept / "front.png").read_bytes()[:4] == b"\x89PNG"
+    for step, name in zip((3, 4, 6), front, strict=True):
+        saved = torch.load(kept / f"{name}.ckpt", weights_only=True)
+        assert saved["global_step"] == saved["state_dict"]["weight"] == step
+        assert exported(kept / f"{name}-adapter") == step
+    assert keeper.kept == {3: (0.125, 0.875), 4: (0.375, 0.5), 6: (0.75, 0.375)}
+    assert keeper.pruned == {1: (0.25, 0.5), 2: (0.625, 0.25), 5: (0.75, 0.125)}
+    # `BeforeAfter` and loggers read these attributes: the best of the first metric.
+    assert Path(keeper.best_model_path).name == f"{front[2]}.ckpt"
+    assert keeper.best_model_score == 0.75
+    assert Path(keeper.best_adapter_path).is_dir()
+    assert sorted(keeper.best_k_models.values()) == [0.125, 0.375, 0.75]
+
+
+def test_nan_and_infinity_are_not_kept_and_cause_a_warning(fit, counter, ab, kept) -> None:
+    keeper = ParetoCheckpoint(BOTH, dirpath=str(kept))
+    scorer = ab([0.0, 0.5, math.nan, 0.5, 0.25], [0.0, 0.25, math.nan, math.inf, 0.5])
+    with pytest.warns(UserWarning, match="step 2 .*score/a.*score/b"):
+        fit(counter(), [keeper, scorer], max_steps=4)
+    assert (list(keeper.kept), keeper.pruned) == ([1, 4], {})
+    assert torch.load(kept / "last.ckpt", weights_only=True)["global_step"] == 4
+
+
+@pytest.mark.parametrize("folder", ["kept", "other"])
+def test_a_front_has_the_files_of_its_folder(fit, counter, ab, kept, folder: str) -> None:
+    """A deleted file is named and leaves the front; another folder starts a new one."""
+
+    def run(steps: int, folder: Path, ckpt_path: str | None) -> ParetoCheckpoint:
+        keeper = ParetoCheckpoint(BOTH, dirpath=str(folder))
+        fit(counter(), [keeper, ab()], max_steps=steps, ckpt_path=ckpt_path)
+        return keeper
+
+    assert list(run(2, kept, None).kept) == [1, 2]
+    last = shutil.copy(kept / "last.ckpt", kept.with_name("taken.ckpt"))
+    gone = "step=000001-a=0.250-b=0.500.ckpt"
+    (kept / gone).unlink()
+    with pytest.warns(UserWarning, match=gone):
+        keeper = run(4, kept.with_name(folder), last)
+    assert list(keeper.kept) == ([2, 3, 4] if folder == "kept" else [3, 4])
+    assert keeper.pruned == {}
+    files = [int(name[5:11]) for name in names(kept.with_name(folder)) if name.startswith("step")]
+    assert files == list(keeper.kept)
+
+
+def test_a_dominated_checkpoint_is_removed_even_if_the_run_resumed_from_it(
+    fit, counter, ab, kept, monkeypatch, caplog
+) -> None:
+    def run(steps: int, ckpt_path: str | None) -> None:
+        keeper = ParetoCheckpoint(BOTH, dirpath=str(kept), save_last=False)
+        fit(counter(), [keeper, ab()], max_steps=steps, ckpt_path=ckpt_path)
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run(2, None)
+    run(6, str(kept / "step=000002-a=0.625-b=0.250.ckpt"))
+    assert [int(name[5:11]) for name in names(kept)] == [3, 4, 6]
+    assert "ctrlreward[plots]" in caplog.text  # which does not fail a run

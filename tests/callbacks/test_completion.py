@@ -1,17 +1,37 @@
+"""Texts of a module: `generate`, and callbacks on modules of each method."""
+
 from __future__ import annotations
 
+import json
 import random
 import warnings
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from counting_module import Counting
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning_choice import generate
+from lightning_choice import (
+    BeforeAfter,
+    GenerationScorer,
+    MisconfigurationException,
+    ParetoCheckpoint,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+    generate,
+)
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from ctrlreward import Samples, as_samples
+from ctrlreward.completion import SampleGenerator, TextGenerator
+
+ROWS = st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=4)
 
 
 class Echo:
@@ -21,11 +41,11 @@ class Echo:
         return [f"<{prompt}|{torch.rand(()).item()}|{random.random()}>" for prompt in prompts]
 
 
-class EchoOfSamples:
-    """Echo of the prompts of samples, by the method that gets all columns."""
+class EchoOfSamples(Echo):
+    """Echo of the prompts of samples, by the method that gets all columns and is preferred."""
 
     def complete_samples(self, samples: Samples) -> list[str]:
-        return Echo().complete(samples.prompts or ())
+        return self.complete(samples.prompts or ())
 
 
 class Restyler:
@@ -34,11 +54,6 @@ class Restyler:
     def complete_samples(self, samples: Samples) -> list[str]:
         rows = zip(samples.require("sources", ""), samples.require("labels", ""), strict=True)
         return [f"{source}, {label}" for source, label in rows]
-
-
-class Mute:
-    def complete(self, prompts: Sequence[str]) -> list[str]:
-        return ["only one"]
 
 
 def test_text_is_beginning_plus_completion_and_columns_are_kept(held_out: Samples) -> None:
@@ -50,28 +65,25 @@ def test_text_is_beginning_plus_completion_and_columns_are_kept(held_out: Sample
     for text, prefix, prompt in zip(samples.texts, samples.prefixes, samples.prompts, strict=True):
         assert text.startswith(f"{prefix}<{prompt}|")  # the prompt, not the prefix
     assert len(set(samples.texts)) == 6
+    assert generate(Echo(), Samples(texts=["a", "b"], groups=["x", "x"])).groups == ("x", "x")
+    assert len(generate(Echo(), Samples(texts=[]))) == 0
 
 
-@given(
-    st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=4),
-    st.integers(1, 3),
-    st.integers(0, 5),
-)
-def test_the_rest_after_a_prefix_is_ignored(
+@given(ROWS, st.integers(1, 3), st.integers(0, 5))
+def test_rest_and_method_make_no_difference(
     rows: list[tuple[str, str]], repeats: int, seed: int
 ) -> None:
     prefixes = [prefix for prefix, _ in rows]
     bare = generate(Echo(), Samples(texts=prefixes), repeats, seed)
     written = Samples(texts=[prefix + rest for prefix, rest in rows], prefixes=prefixes)
-    assert generate(Echo(), written, repeats, seed) == bare
+    assert generate(EchoOfSamples(), written, repeats, seed) == bare
     assert len(bare) == repeats * len(rows)
 
 
 def test_the_seed_fixes_the_texts_and_the_random_state_is_restored() -> None:
     prompts = Samples(texts=["a", "b"])
-    torch.manual_seed(5)
-    random.seed(5)
-    np.random.seed(5)  # noqa: NPY002
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(5)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]  # noqa: NPY002
     first = generate(Echo(), prompts, seed=1)
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -81,59 +93,17 @@ def test_the_seed_fixes_the_texts_and_the_random_state_is_restored() -> None:
     assert generate(Echo(), prompts, seed=2) != first
 
 
-def test_groups_of_the_prompts_and_prompts_without_columns() -> None:
-    assert generate(Echo(), Samples(texts=["A"])).texts[0].startswith("A<A|")
-    assert generate(Echo(), Samples(texts=["a", "b"], groups=["x", "x"])).groups == ("x", "x")
-    assert len(generate(Echo(), Samples(texts=[]))) == 0
-
-
 @pytest.mark.parametrize("method", ["complete", "complete_samples"])
 @pytest.mark.parametrize("returned", [["one"], ["one", None], ["one"] * 3, None, "on", iter("ab")])
 def test_what_is_not_one_string_per_prompt_is_named(method: str, returned: object) -> None:
     class Wrong:
         pass
 
+    with pytest.raises(ValueError, match="complete_samples"):
+        generate(Wrong(), ["a"])
     setattr(Wrong, method, lambda self, rows: returned)
     with pytest.raises((TypeError, ValueError), match=rf"Wrong\.{method}"):
         generate(Wrong(), Samples(texts=["a", "b"]))
-
-
-def test_a_module_needs_one_of_the_methods() -> None:
-    with pytest.raises(ValueError, match="complete_samples"):
-        generate(object(), ["a"])
-
-
-# Modules that need more than prompts
-
-
-@given(
-    st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=4),
-    st.integers(1, 3),
-)
-def test_both_methods_give_the_same_texts(rows: list[tuple[str, str]], repeats: int) -> None:
-    texts, prompts = zip(*rows, strict=True)
-    samples = Samples(texts=texts, prompts=prompts)
-    assert generate(EchoOfSamples(), samples, repeats) == generate(Echo(), samples, repeats)
-
-
-def test_a_module_gets_all_columns_of_the_repeated_rows() -> None:
-    seen: list[Samples] = []
-
-    class Both(Restyler, Mute):
-        def complete_samples(self, samples: Samples) -> list[str]:
-            seen.append(samples)
-            return super().complete_samples(samples)
-
-    given_rows = Samples(
-        texts=["", "I say: old"],
-        prefixes=["", "I say: "],
-        labels=["glad", "sad"],
-        sources=["soup", "tea"],
-    )
-    samples = generate(Both(), given_rows, repeats=2)
-    assert samples.texts == ("soup, glad",) * 2 + ("I say: tea, sad",) * 2
-    assert seen == [given_rows.as_prompts()[[0, 0, 1, 1]]]
-    assert seen[0].replace(texts=samples.texts) == samples
 
 
 def test_texts_of_a_data_set_are_no_beginnings() -> None:
@@ -156,11 +126,132 @@ def test_completions_that_repeat_their_prompts_are_a_warning() -> None:
     def decoded(prompts: Sequence[str]) -> list[str]:
         return [f"{prompt} was good" for prompt in prompts]  # of all ids, not only of the new ones
 
+    rewrite = Samples(["", ""], prompts=["a", "b"], sources=["a", "b"], prefixes=["", ""])
     with pytest.warns(UserWarning, match="decoded"):
         generate(decoded, ["The soup", "The view"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         generate(lambda prompts: ["The soup was good", " was fine"], ["The soup", "The view"])
-        generate(
-            decoded, Samples(["", ""], prompts=["a", "b"], sources=["a", "b"], prefixes=["", ""])
-        )
+        generate(decoded, rewrite)
+
+
+# Callbacks on a module that has only `complete_samples`, and is trained by hand
+
+PROXY = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
+HELD_OUT = [0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]  # best at step 1
+PROMPTS = Samples(
+    texts=["", "", ""],
+    prefixes=["", "", ""],
+    labels=["glad", "sad", "sad"],
+    sources=["The food", "The film", "A dog"],
+)
+
+
+class ByHand(Counting):
+    """Module of two optimizers, one of which counts steps; rewrites sources into other styles."""
+
+    batches = 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.critic = torch.nn.Parameter(torch.zeros(()))
+        self.calls: list[tuple[Samples, bool, bool]] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        _, critic = self.optimizers(use_pl_optimizer=False)
+        counted, _ = self.optimizers()
+        for optimizer, weight in ((critic, self.critic), (counted, self.weight)):
+            optimizer.zero_grad()
+            self.manual_backward(-weight)
+            optimizer.step()
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD([weight], lr=1.0) for weight in (self.weight, self.critic)]
+
+    def complete_samples(self, samples: Samples) -> list[str]:
+        self.calls.append((samples, self.training, torch.is_grad_enabled()))
+        step = round(self.weight.item())
+        rows = zip(samples.sources or (), samples.labels or (), strict=True)
+        return [f"{source} at {step} {label}" for source, label in rows]
+
+
+def transfers_at(step: int) -> list[str]:
+    return [f"The food at {step} glad", f"The film at {step} sad", f"A dog at {step} sad"]
+
+
+@pytest.mark.lightning
+def test_all_callbacks_work_unchanged(fit, curve, tmp_path: Path) -> None:
+    scores = {"proxy": curve(PROXY)["value"], "held_out": curve(HELD_OUT)["value"]}
+    stopper = RewardEarlyStopping("score/held_out", patience=9)
+    keeper = RewardCheckpoint("score/held_out", dirpath=str(tmp_path / "kept"))
+    directions = {"score/proxy": "max", "score/held_out": "max"}
+    front = ParetoCheckpoint(directions, dirpath=str(tmp_path / "front"), save_last=False)
+    # Three prompts have a p-value of 1 / 8 at best, which is 0.2 for the whole run.
+    guard = ProxyGuard("score/proxy", "score/held_out", level=0.25)
+    report = BeforeAfter({"held_out": scores["held_out"]}, PROMPTS, generations_per_prompt=1)
+    module = ByHand()
+    assert isinstance(module, SampleGenerator)
+    assert not isinstance(module, TextGenerator)
+    callbacks = [GenerationScorer(scores, PROMPTS), stopper, keeper, front, guard, report]
+    with pytest.warns(UserWarning, match="ProxyGuard at step 2"):
+        trainer = fit(module, callbacks, max_steps=20)
+    # Peak at step 1, and nine validations without improvement; the critic's steps don't count.
+    assert (stopper.stopped_step, trainer.global_step, guard.alarm_step) == (10, 10, 2)
+    assert Path(keeper.best_model_path).name == "step=000001-held_out=0.900.ckpt"
+    # What one score gains the other one loses, so no checkpoint dominates another.
+    assert list(front.kept) == list(range(1, 11))
+    files = {f"samples/score/step={step:06d}.jsonl": step for step in range(1, 11)}
+    for name, step in {**files, "before.jsonl": 0, "after.jsonl": 1}.items():
+        texts = [json.loads(line)["text"] for line in (tmp_path / name).open()]
+        assert texts == transfers_at(step)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["difference"] == pytest.approx(0.4)
+    assert (module.weight.item(), module.critic.item()) == (1.0, 1.0)
+    assert module.calls == [(PROMPTS.as_prompts(), False, False)] * 12
+
+
+TINY = {"vocab_size": 20, "pad_token_id": 0, "eos_token_id": 1}
+T5 = partial(T5Config, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, **TINY)
+GPT2 = partial(GPT2Config, n_embd=8, n_layer=1, n_head=2, **TINY)
+SOURCES = ["The soup", "The view"]
+
+
+@pytest.mark.lightning
+@pytest.mark.parametrize("kind", [GenerationScorer, BeforeAfter])
+def test_what_would_be_scored_with_its_input_is_refused_before_training(
+    fit, counter, curve, kind: type
+) -> None:
+    class Silent(ByHand):
+        complete_samples = None
+
+    class Rewriter(counter):
+        def __init__(self, model: torch.nn.Module) -> None:
+            super().__init__()
+            self.models = [model]  # a list hides it from PyTorch
+
+        def configure_model(self) -> None:
+            self.model = self.models[0]
+
+    def run(module: Any, samples: Samples) -> None:
+        right = Samples(["", ""], prefixes=["", ""], prompts=SOURCES)
+        callbacks = [kind({"v": scorer["value"]}, samples), RewardCheckpoint("score/v")]
+        if kind is BeforeAfter and isinstance(module, Rewriter):
+            callbacks.append(GenerationScorer({"v": scorer["value"]}, right))
+        fit(module, callbacks, max_steps=1)
+
+    scorer, data = curve(PROXY), PROMPTS.replace(texts=["A rewrite"] * 3, prefixes=None)
+    module = Rewriter(T5ForConditionalGeneration(T5()))
+    for wrong, samples, named in (
+        (Silent(), PROMPTS, "complete_samples"),
+        (ByHand(), data, "prefixes"),
+        (module, Samples(SOURCES), "prefixes nor prompts"),
+    ):
+        with pytest.raises((MisconfigurationException, ValueError), match=named):
+            run(wrong, samples)
+    assert module.weight == 0  # before the first step
+    run(module, as_samples(Samples(SOURCES), prefixes="", prompts=SOURCES))
+    assert all(text.startswith(" at ") for text in scorer.scored[-1].texts)
+    decoder = Rewriter(GPT2LMHeadModel(GPT2()))
+    decoder.judge = module.models[0]  # not all of its models are encoder-decoders
+    run(decoder, Samples(SOURCES))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +16,15 @@ from lightning_choice import (
     MisconfigurationException,
     ParetoCheckpoint,
     RewardCheckpoint,
+    RolloutSamples,
     pl,
     quiet_trainer,
 )
 
-from ctrlreward import Samples
+from ctrlreward import RewardBatch, Samples
 from ctrlreward.files import JsonLog
+from ctrlreward.runs.logs import read_log
+from ctrlreward.scorers.records import read_scored_file
 
 # Logging
 
@@ -43,56 +47,37 @@ def test_logs_means_over_valid_samples(fit, counter, curve, watch) -> None:
     assert trainer.callback_metrics["score/fail_rate"] == pytest.approx(1 / 3)
 
 
-def test_an_infinite_score_is_a_failed_sample(fit, counter, held_out, tmp_path) -> None:
-    """A function of the texts, to which a callback gives what a reward does."""
+@pytest.mark.parametrize(
+    ("values", "mean", "failed"),
+    [([np.inf, 0.5, 0.25], 0.375, 1 / 3), ([np.nan] * 3, np.nan, 1.0)],
+)
+def test_a_failed_sample_is_in_no_mean(fit, counter, watch, tmp_path, values, mean, failed) -> None:
+    """Of a function of the texts, to which a callback gives what a reward does."""
 
     def spread(texts: list[str]) -> list[float]:
-        return [float("inf"), 0.5, 0.25]
+        return values
 
-    callback = GenerationScorer({"spread": spread}, held_out)
-    trainer = fit(counter(), [callback], max_steps=1)
-    assert trainer.callback_metrics["score/spread"] == pytest.approx(0.375)
-    assert trainer.callback_metrics["score/fail_rate"] == pytest.approx(1 / 3)
+    logged = fit(counter(), [watch({"spread": spread})], max_steps=1).callback_metrics
+    assert logged["score/spread"].item() == pytest.approx(mean, nan_ok=True)
+    assert logged["score/fail_rate"] == pytest.approx(failed)
     (file,) = (tmp_path / "samples" / "score").iterdir()
-    scores = [json.loads(line)["scores"] for line in file.read_text().splitlines()]
-    assert scores == [{"spread": None}, {"spread": 0.5}, {"spread": 0.25}]
+    scores = [json.loads(line)["scores"]["spread"] for line in file.read_text().splitlines()]
+    assert scores == [value if np.isfinite(value) else None for value in values]
 
 
-def test_without_a_valid_score_the_mean_is_nan(fit, counter, watch) -> None:
-    trainer = fit(counter(), [watch([float("nan")])], max_steps=1)
-    assert torch.isnan(trainer.callback_metrics["score/v"])
-    assert trainer.callback_metrics["score/fail_rate"] == 1.0
-
-
-def test_a_scorer_is_called_once_and_equal_scorers_stay_separate(
-    fit, counter, curve, held_out
-) -> None:
-    one, other = curve([0.0, 0.25]), curve([0.0, 0.5])
+def test_scorers_are_called_once_with_texts_and_columns(fit, counter, curve, watch, held_out):
+    one, other, module = curve([0.0, 0.25]), curve([0.0, 0.5]), counter()
     scores = {"v": one["value"], "l": one["loss"], "other": other["value"]}
-    trainer = fit(counter(), [GenerationScorer(scores, held_out)], max_steps=1)
-    assert (len(one.scored), len(other.scored)) == (1, 1)
-    assert trainer.callback_metrics["score/v"] == 0.25
-    assert trainer.callback_metrics["score/other"] == 0.5
-
-
-def test_scorers_get_texts_and_columns(fit, counter, curve, watch, held_out) -> None:
-    scorer, module = curve([0.0]), counter()
-    fit(module, [watch(scorer, generations_per_prompt=2)], max_steps=1)
-    (scored,) = scorer.scored
-    assert len(scored) == 6
+    callback = watch(scores, generations_per_prompt=2)
+    second = watch([0.0, 0.75], name="second")
+    logged = fit(module, [callback, second], max_steps=1).callback_metrics
+    assert [float(logged[k]) for k in ("score/v", "score/other", "second/v")] == [0.25, 0.5, 0.75]
+    assert len(other.scored) == 1
+    (scored,) = one.scored
     assert scored.labels == ("positive",) * 4 + ("negative",) * 2
     assert all(text.startswith("The food at 1 ") for text in scored.texts[:2])
     prompts = [p for p in held_out.prompts for _ in range(2)]
-    assert module.calls == [{"prompts": prompts, "training": False, "gradients": False}]
-
-
-def test_two_callbacks_log_under_their_names(fit, counter, watch, tmp_path) -> None:
-    callbacks = [watch([0.0, 0.25]), watch([0.0, 0.5], name="other")]
-    trainer = fit(counter(), callbacks, max_steps=1)
-    assert trainer.callback_metrics["score/v"] == 0.25
-    assert trainer.callback_metrics["other/v"] == 0.5
-    for name in ("score", "other"):
-        assert (tmp_path / "samples" / name / "step=000001.jsonl").exists()
+    assert module.calls[0] == {"prompts": prompts, "training": False, "gradients": False}
 
 
 def test_samples_on_disk_can_be_read_back(fit, counter, curve, watch, tmp_path) -> None:
@@ -110,60 +95,35 @@ def test_samples_on_disk_can_be_read_back(fit, counter, curve, watch, tmp_path) 
     assert failed["scores"] == {"v": None, "l": None}
 
 
-def test_what_an_earlier_start_left_unfinished_is_removed(
-    fit, counter, curve, watch, tmp_path
-) -> None:
-    """One that was killed before its first checkpoint, by a logger with a folder for each start."""
-    folder = tmp_path / "run" / "version_0" / "samples" / "score"
-    folder.mkdir(parents=True)
-    old, new = (folder / f".step=00000{i}.jsonl.unfinished" for i in (1, 2))
-    for path in (old, new):
-        path.touch()
-    os.utime(old, (0, 0))
-    fit(counter(), [watch(curve([0.0]), "v")], max_steps=1, logger=CSVLogger(tmp_path, name="run"))
-    assert [path.name for path in folder.iterdir()] == [new.name]  # another run may be writing it
-
-
 # Schedule and side effects
 
 
-def test_every_nth_validation(fit, counter, curve, watch) -> None:
-    scorer = curve([0.0])
-    callback = watch(scorer, every_n_validations=3)
-    fit(counter(), [callback], max_steps=8)
-    assert [s.texts[0].split()[3] for s in scorer.scored] == ["3", "6"]
-    assert (callback.validations, callback.last_scored_step) == (8, 6)
-    assert not callback.has_new_scores
-
-
 @pytest.mark.lightning
-def test_sanity_check_is_skipped(fit, counter, curve, watch) -> None:
+def test_each_validation_but_the_sanity_check_generates_with_the_same_seed(
+    fit, counter, curve, watch, tmp_path
+) -> None:
     scorer = curve([0.0])
-    callback = watch(scorer)
-    fit(counter(), [callback], max_steps=2, num_sanity_val_steps=1)
-    assert len(scorer.scored) == 2
-    assert callback.validations == 2
+    callback = watch(scorer, seed=4)
+    trainer = fit(counter(), [callback], max_steps=3, num_sanity_val_steps=1)
+    noise = [[text.split()[-1] for text in samples.texts] for samples in scorer.scored]
+    assert noise[0] == noise[1] == noise[2]
+    assert len(set(noise[0])) == len(noise) == callback.validations == 3
+    trainer.save_checkpoint(tmp_path / "at3.ckpt")
+    resumed = watch(scorer, seed=4)
+    fit(counter(), [resumed], max_steps=5, ckpt_path=tmp_path / "at3.ckpt")
+    assert (len(scorer.scored), resumed.validations, resumed.last_scored_step) == (5, 5, 5)
 
 
 def test_fast_dev_run_scores_two_samples_and_writes_nothing(
     fit, counter, curve, watch, tmp_path
 ) -> None:
     scorer = curve([0.25])
-    callback = watch(scorer, every_n_validations=5, generations_per_prompt=4)
+    callback = watch(scorer, generations_per_prompt=4)
     callback.folder = tmp_path  # of an earlier run
     trainer = fit(counter(), [callback], fast_dev_run=True, max_steps=-1)
     assert [len(samples) for samples in scorer.scored] == [2]
     assert trainer.callback_metrics["score/v"] == 0.25
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.lightning
-def test_validate_scores_without_counting(counter, watch, tmp_path) -> None:
-    callback = watch([0.25], every_n_validations=5)
-    trainer = quiet_trainer(callbacks=[callback], default_root_dir=tmp_path)
-    (logged,) = trainer.validate(counter(), verbose=False)
-    assert logged["score/v"] == 0.25
-    assert (callback.validations, callback.last_scored_step) == (0, -1)
 
 
 @pytest.mark.lightning
@@ -184,8 +144,7 @@ def test_test_scores_the_best_weights(fit, counter, watch, tmp_path, kind: str) 
         )
         return [watch([0.0, 0.25, 0.75, 0.5, 0.25], "vl"), keeper]
 
-    options = {"logger": HistoryLogger(str(tmp_path)), "max_steps": 4}
-    trainer = fit(Tested(), callbacks(), **options)
+    trainer = fit(Tested(), callbacks(), logger=HistoryLogger(str(tmp_path)), max_steps=4)
     logged = {"score/v": 0.75, "score/l": 0.25, "score/fail_rate": 0.0, "step": 2.0}
     assert trainer.test(ckpt_path="best", verbose=False) == [logged]
     assert trainer.validate(ckpt_path="best", verbose=False) == [logged]
@@ -203,25 +162,6 @@ def test_test_scores_the_best_weights(fit, counter, watch, tmp_path, kind: str) 
     assert JsonLog(tmp_path / "metrics.jsonl").read() == before + rows
 
 
-def test_each_validation_generates_with_the_same_seed(fit, counter, curve, watch) -> None:
-    scorer = curve([0.0])
-    fit(counter(), [watch(scorer, seed=4)], max_steps=3)
-    noise = [[text.split()[-1] for text in samples.texts] for samples in scorer.scored]
-    assert noise[0] == noise[1] == noise[2]
-    assert len(set(noise[0])) == 3
-
-
-@pytest.mark.lightning
-def test_counters_survive_a_resume(fit, counter, curve, watch, tmp_path) -> None:
-    scorer = curve([0.0])
-    trainer = fit(counter(), [watch(scorer, every_n_validations=3)], max_steps=4)
-    trainer.save_checkpoint(tmp_path / "at4.ckpt")
-    resumed = watch(scorer, every_n_validations=3)
-    fit(counter(), [resumed], max_steps=8, ckpt_path=tmp_path / "at4.ckpt")
-    assert [s.texts[0].split()[3] for s in scorer.scored] == ["3", "6"]
-    assert (resumed.validations, resumed.last_scored_step) == (8, 6)
-
-
 @pytest.mark.lightning
 def test_models_are_released_at_the_end_and_after_a_failure(fit, counter, curve, watch) -> None:
     scorer = curve([0.0])
@@ -231,20 +171,21 @@ def test_models_are_released_at_the_end_and_after_a_failure(fit, counter, curve,
     with pytest.raises(IndexError):
         fit(counter(), [watch(failing)], max_steps=1)
     assert failing.releases == 1
-    scorer = curve([])
-    report = BeforeAfter({"v": scorer["value"]}, ["a"])
+    report = BeforeAfter({"v": failing["value"]}, ["a"])
     report.on_exception(quiet_trainer(), counter(), RuntimeError("falls"))
-    assert scorer.releases == 1
-    report.teardown(quiet_trainer(), counter(), "fit")
-    assert scorer.releases == 2
+    assert failing.releases == 2
 
 
-# Errors
+def test_generates_in_the_precision_of_the_run(fit, counter, watch) -> None:
+    class Watching(counter):
+        def complete(self, prompts: Sequence[str]) -> list[str]:
+            autocast.append(torch.is_autocast_enabled("cpu"))
+            return super().complete(prompts)
 
-
-def test_a_run_without_validation_is_rejected(fit, counter, watch) -> None:
-    with pytest.raises(MisconfigurationException, match="validation"):
-        fit(counter(), [watch([0.0])], limit_val_batches=0)
+    autocast: list[bool] = []
+    for precision in ("32-true", "bf16-mixed"):
+        fit(Watching(), [watch([0.0])], max_steps=1, precision=precision)
+    assert autocast == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -255,9 +196,7 @@ def test_a_run_without_validation_is_rejected(fit, counter, watch) -> None:
         ({"scores": {"fail_rate": len}}, "fail_rate"),
         ({"scores": {"corpus/gm": len}}, "corpus/gm"),
         ({"samples": Samples(texts=[])}, "samples"),
-        ({"every_n_validations": 0}, "every_n_validations"),
         ({"generations_per_prompt": 0}, "generations_per_prompt"),
-        ({"table_rows": 0}, "table_rows"),
     ],
 )
 def test_bad_arguments(changes, argument, held_out) -> None:
@@ -265,14 +204,92 @@ def test_bad_arguments(changes, argument, held_out) -> None:
         GenerationScorer(**{"scores": {"v": len}, "samples": held_out, **changes})
 
 
-def test_generates_in_the_precision_of_the_run(fit, counter, watch) -> None:
-    class Watching(counter):
-        def complete(self, prompts: Sequence[str]) -> list[str]:
-            autocast.append(torch.is_autocast_enabled("cpu"))
-            return super().complete(prompts)
+# Steps
 
-    autocast: list[bool] = []
-    callback = watch([0.0])
-    for precision in ("32-true", "bf16-mixed"):
-        fit(Watching(), [callback], max_steps=1, precision=precision)
-    assert autocast == [False, True]
+
+@pytest.mark.lightning
+@pytest.mark.parametrize("updates", [1, 3])
+def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
+    fit, counter, watch, held_out, tmp_path: Path, updates: int
+) -> None:
+    """Under manual optimisation with several updates per batch, too, and across a resume."""
+
+    class Manual(counter):
+        last_rollout = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = updates == 1
+
+        def training_step(self, batch: object, batch_idx: int) -> object:
+            self.log("before_update", self.weight.detach())
+            for _ in range(0 if updates == 1 else updates):
+                self.optimizers().zero_grad()
+                self.manual_backward(-self.weight)
+                self.optimizers().step()
+            self.last_rollout = (held_out, rewards)
+            return super().training_step(batch, batch_idx) if updates == 1 else None
+
+    def train(batches: int, ckpt_path: str | None) -> None:
+        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), save_top_k=-1)
+        fit(
+            Manual(),
+            [watch([0.1 * i for i in range(20)]), keeper, RolloutSamples(every_n_batches=1)],
+            logger=[HistoryLogger(str(tmp_path)), CSVLogger(tmp_path, "csv", version=batches)],
+            log_every_n_steps=1,
+            max_steps=batches * updates,
+            val_check_interval=2,
+            ckpt_path=ckpt_path,
+        )
+
+    total = np.zeros(len(held_out))
+    rewards = RewardBatch(total, {"v": total}, total > 0, 0.0)
+    train(4, None)
+    train(6, "last")
+    ends = [2 * updates, 4 * updates, 6 * updates]
+    rows = JsonLog(tmp_path / "metrics.jsonl").read()
+    csv = read_log(tmp_path / "csv" / "version_6").rows
+    names = [path.name for path in sorted((tmp_path / "kept").glob("step=*.ckpt"))]
+    assert [row["step"] for row in rows if "score/v" in row] == ends
+    assert [step for step, row in csv if "score/v" in row][-1] == ends[-1]
+    assert [int(name[5:11]) for name in names] == ends
+    files = sorted((tmp_path / "samples" / "score").iterdir())
+    assert [int(path.stem[5:]) for path in files] == ends
+    # The row of a training step has the number that is reached by its updates.
+    trained = {row["step"]: row["before_update"] for row in rows if "before_update" in row}
+    assert trained == {updates * (i + 1): float(updates * i) for i in range(6)}
+    files = sorted((tmp_path / "samples" / "rollout").iterdir())
+    assert [int(path.stem[5:]) for path in files] == list(trained)
+
+
+# Rollouts
+
+
+@pytest.mark.lightning
+def test_every_nth_rollout_is_written(fit, counter, tmp_path) -> None:
+    class Writer(counter):
+        """Module with three texts per step, the second one without a reward; none at first."""
+
+        last_rollout: tuple[Samples, RewardBatch] | None = None
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            if batch_idx > 0:
+                total = np.array([float(batch_idx), np.nan, 0.5])
+                samples = Samples([f"text {i} of {batch_idx}" for i in range(3)])
+                reasons = {"v": [f"why {i}" for i in range(3)]}
+                rewards = RewardBatch(total, {"v": 2 * total}, np.isnan(total), 0.0, reasons)
+                self.last_rollout = (samples, rewards)
+            return super().training_step(batch, batch_idx)
+
+    folder = tmp_path / "samples" / "rollout"
+    fit(Writer(), [RolloutSamples(1)], fast_dev_run=True)
+    assert not folder.exists()
+    fit(Writer(), [RolloutSamples(every_n_batches=3)], max_steps=8)
+    assert sorted(os.listdir(folder)) == ["step=000004.jsonl", "step=000007.jsonl"]
+    samples, scores, _, reasons, _ = read_scored_file(folder / "step=000007.jsonl")
+    assert samples.texts == ("text 0 of 6", "text 1 of 6", "text 2 of 6")
+    np.testing.assert_array_equal(scores["total"], [6.0, np.nan, 0.5])
+    np.testing.assert_array_equal(scores["v"], [12.0, np.nan, 1.0])
+    assert reasons == {"v": ["why 0", "why 1", "why 2"]}
+    with pytest.raises(MisconfigurationException, match="Counter"):
+        fit(counter(), [RolloutSamples()])

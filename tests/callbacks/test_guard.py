@@ -1,44 +1,27 @@
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from lightning_choice import (
-    GenerationScorer,
-    MisconfigurationException,
-    ProxyGuard,
-    RewardCheckpoint,
-    pl,
-)
+from lightning_choice import MisconfigurationException, ProxyGuard, RewardCheckpoint, pl
 
 from ctrlreward import Samples
 from ctrlreward.functional.sequential import level_of_test, rise_p_value
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.scorers.base import Scores
+
+pytestmark = pytest.mark.filterwarnings("ignore:ProxyGuard")
 
 
-class Reader(Scorer):
-    """Scores the length of a text and the share of meaningful words."""
+def length(texts: list[str]) -> list[int]:
+    return [len(text.split()) for text in texts]
 
-    pointwise = True
 
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        return {
-            "length": ScoreSpec(True, (0.0, math.inf)),
-            "substance": ScoreSpec(True, (0.0, 1.0)),
-            "padding": ScoreSpec(False, (0.0, 1.0)),
-        }
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        texts = [text.split() for text in samples.texts]
-        substance = np.array([words.count("good") / len(words) for words in texts])
-        length = np.array([float(len(words)) for words in texts])
-        return {"length": length, "substance": substance, "padding": 1 - substance}
+def substance(texts: list[str]) -> list[float]:
+    return [text.split().count("good") / len(text.split()) for text in texts]
 
 
 @pytest.fixture
@@ -62,23 +45,21 @@ def writer(counter):
 
 
 @pytest.fixture
-def prompts() -> Samples:
-    return Samples(texts=["It"] * 24, prompts=[f"Say {i}: It" for i in range(24)])
-
-
-def watch(prompts: Samples, every: int = 1) -> GenerationScorer:
-    reader = Reader()
-    return GenerationScorer({name: reader[name] for name in reader.specs}, prompts, every)
+def scorer(watch):
+    scores = {"length": length, "substance": substance}
+    scores["padding"] = lambda texts: [1 - each for each in substance(texts)]
+    return watch(scores, samples=Samples(["It"] * 24, prompts=[f"Say {i}: It" for i in range(24)]))
 
 
 def guard(**changes: object) -> ProxyGuard:
-    return ProxyGuard(**{"proxy": "score/length", "held_out": "score/substance", **changes})
+    given = {"proxy": "score/length", "held_out": "score/substance", "held_out_mode": "max"}
+    return ProxyGuard(**{**given, **changes})
 
 
 class Record(pl.Callback):
     """Records all logged metrics at each validation."""
 
-    def __init__(self, scorer: GenerationScorer | None = None) -> None:
+    def __init__(self, scorer: Any = None) -> None:
         self.rows: list[dict[str, float]] = []
         self.evidence: list[dict[str, Scores]] = []
         self.scorer = scorer
@@ -89,56 +70,47 @@ class Record(pl.Callback):
             self.evidence.append(self.scorer.evidence)
 
 
-# Hacked runs
-
-
 @pytest.mark.lightning
-@pytest.mark.parametrize("held_out", [("score/substance", "max"), ("score/padding", "min")])
-def test_alarms_in_a_hacking_run_and_stops_it(held_out, fit, writer, prompts) -> None:
-    key, mode = held_out
-    watcher, scorer = guard(held_out=key, held_out_mode=mode, stop=True), watch(prompts)
-    record = Record(scorer)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_alarms_in_a_hacking_run_and_stops_it(sign: int, fit, counter, writer, scorer) -> None:
+    key, mode = ("score/substance", "max") if sign == 1 else ("score/padding", "drift")
+    watcher, record = guard(held_out=key, held_out_mode=mode, stop=True), Record(scorer)
     with pytest.warns(UserWarning, match=rf"score/length improved .* while {key} since step 1: "):
         trainer = fit(writer(), [scorer, watcher, record], max_steps=24)
-    assert 11 < watcher.alarm_step == trainer.global_step < 24
+    assert watcher.alarm_step == trainer.global_step < 24
     assert [row["guard/alarm"] for row in record.rows] == [0.0] * (len(record.rows) - 1) + [1.0]
     first = record.evidence[0]
     margin = 0.1 * first[key].std(ddof=1)
-    sign = 1 if mode == "max" else -1
     for k, (row, now) in enumerate(zip(record.rows[1:], record.evidence[1:], strict=True), 1):
         rise = rise_p_value(first["score/length"], now["score/length"])
-        fall = rise_p_value(sign * now[key], sign * first[key], margin)
+        falls = [rise_p_value(s * now[key], s * first[key], margin) for s in (1, -1)]
+        fall = falls[0] if sign == 1 else 2 * min(falls)
         expected = min(1.0, max(rise, fall) / level_of_test(1.0, k))
         assert row["guard/p_value"] == pytest.approx(expected)
         assert (row["guard/alarm"] == 1) == (expected <= 0.05)
 
 
-@pytest.mark.filterwarnings("ignore:ProxyGuard")
-def test_a_constraint_excludes_checkpoints_under_alarm(fit, writer, prompts, tmp_path) -> None:
+def test_a_constraint_excludes_checkpoints_under_alarm(fit, writer, scorer, tmp_path) -> None:
     """The proxy is best at the end of the run, under alarm."""
-
-    def best(name: str, **arguments: object) -> tuple[str, Record]:
-        record, folder = Record(), str(tmp_path / name)
-        keeper = RewardCheckpoint("score/length", dirpath=folder, **arguments)
-        callbacks = [watch(prompts), guard(), record, keeper]
-        fit(writer(), callbacks, max_steps=20)
-        return Path(keeper.best_model_path).name.split("-")[0], record
-
-    chosen, record = best("any")
+    record, bounds = Record(), {"guard/alarm": (None, 0)}
+    steps = {}
+    for name, constraints in (("any", {}), ("calm", bounds)):
+        keeper = RewardCheckpoint(
+            "score/length", "max", str(tmp_path / name), constraints=constraints
+        )
+        record.rows.clear()
+        fit(writer(), [scorer, guard(), record, keeper], max_steps=20)
+        steps[name] = keeper.selected_step
     calm = [step for step, row in enumerate(record.rows, 1) if row["guard/alarm"] == 0]
-    assert chosen == "step=000020" > f"step={calm[-1]:06d}"
-    assert best("calm", constraints={"guard/alarm": (None, 0)})[0] == f"step={calm[-1]:06d}"
-
-
-# Validations that count
+    assert steps == {"any": 20, "calm": calm[-1]}
+    assert calm[-1] < 20
 
 
 class Curves(pl.Callback):
     """Logs a proxy that rises and a held-out metric that falls, without scores by prompt."""
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        pl_module.log("a", float(trainer.global_step))
-        pl_module.log("b", -float(trainer.global_step))
+        pl_module.log_dict({"a": float(trainer.global_step), "b": -float(trainer.global_step)})
 
 
 def test_without_scores_by_prompt_there_is_no_alarm_and_one_warning(fit, counter) -> None:
@@ -151,44 +123,43 @@ def test_without_scores_by_prompt_there_is_no_alarm_and_one_warning(fit, counter
     assert not any("guard/alarm" in row for row in record.rows)
 
 
-def test_sanity_check_and_plain_validation_do_not_count(fit, writer, prompts) -> None:
+def test_sanity_check_and_plain_validation_do_not_count(fit, writer, scorer) -> None:
     watcher = guard()
     module = writer()
-    trainer = fit(module, [watch(prompts), watcher], max_steps=2, num_sanity_val_steps=1)
+    trainer = fit(module, [scorer, watcher], max_steps=2, num_sanity_val_steps=1)
     trainer.validate(module, verbose=False)
     assert watcher.state.tests == 1
 
 
-# Resume
+def test_a_run_resumed_after_an_alarm_ends_at_once(fit, writer, scorer, tmp_path: Path) -> None:
+    """Unless its new settings would not raise the alarm."""
+
+    def run(ckpt_path: str | None, **options: Any) -> tuple[int, ProxyGuard]:
+        keeper = RewardCheckpoint("score/substance", "max", str(tmp_path))
+        watcher = guard(stop=True, **options)
+        trainer = fit(
+            writer(), [scorer, watcher, keeper], max_steps=24, ckpt_path=ckpt_path, min_steps=4
+        )
+        return trainer.global_step, watcher
+
+    steps, watcher = run(None)
+    assert steps == watcher.alarm_step < 24
+    again, watcher = run("last")
+    assert (again, watcher.alarm_step) == (steps, steps)
+    later, _ = run("last", level=1e-6)
+    assert later > steps
 
 
-@pytest.mark.filterwarnings("ignore:ProxyGuard")
-def test_a_resumed_run_ends_at_once_unless_stop_is_off(fit, writer, prompts, tmp_path) -> None:
-    def run(ckpt_path: str | None, **changes: object) -> int:
-        keeper = RewardCheckpoint("score/length", dirpath=str(tmp_path / "kept"))
-        callbacks = [watch(prompts), guard(**changes), keeper]
-        return fit(writer(), callbacks, max_steps=24, ckpt_path=ckpt_path).global_step
-
-    stopped = run(None, stop=True)
-    assert run("last", stop=True) == stopped < 24
-    assert run("last", stop=False) == 24
-
-
-def test_two_guards_have_separate_states() -> None:
-    keys = {guard(**c).state_key for c in ({}, {"held_out": "score/padding"}, {"name": "second"})}
+def test_two_guards_have_states_and_names_of_their_own(fit, writer, scorer) -> None:
+    both = [guard(), guard(held_out="score/padding")]
+    keys = {each.state_key for each in (*both, guard(name="second"))}
     assert len(keys) == 3
-
-
-def test_two_guards_of_one_name(fit, writer, prompts) -> None:
-    """The second one's alarm would be the only one in the log."""
-    both = [guard(held_out="score/substance"), guard(held_out="score/padding")]
     with pytest.raises(MisconfigurationException, match="'guard'"):
-        fit(writer(), [watch(prompts), *both])
+        fit(writer(), [scorer, *both])  # the second one's alarm would be the only one in the log
 
 
 @pytest.mark.parametrize(("key", "mode"), [("reward/total", None), ("reward/shaped", "min")])
-@pytest.mark.filterwarnings("ignore:ProxyGuard")
-def test_a_module_without_a_reward_may_log_its_total(fit, writer, prompts, key, mode) -> None:
+def test_a_module_without_a_reward_may_log_its_total(fit, writer, scorer, key, mode) -> None:
     """Better when higher, as of `PolicyTuner`, unless the guard says otherwise."""
 
     class Rewarded(writer):
@@ -196,7 +167,7 @@ def test_a_module_without_a_reward_may_log_its_total(fit, writer, prompts, key, 
             self.log(key, self.weight.item())
 
     watcher, best = guard(proxy=key, proxy_mode=mode), RewardCheckpoint(key, mode)
-    fit(Rewarded(), [watch(prompts), watcher, best], max_steps=24)
+    fit(Rewarded(), [scorer, watcher, best], max_steps=24)
     # The total rises at each step, and the texts get worse.
     assert (watcher.alarm_step > 0) == (mode is None)
     assert best.selected_step == (24 if mode is None else 1)

@@ -62,21 +62,26 @@ def copies(instance: Any) -> list[Any]:
 
 
 class Copying(pl.Callback):
-    """Copies trainer and module while a validation ends."""
+    """Copies trainer and module while a validation ends, and fails if it is to."""
+
+    fails = False
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         copies(trainer)
         torch.save(pl_module, io.BytesIO())
+        if self.fails:
+            raise OSError("no space left")
 
 
 CALLBACKS: dict[str, Callable[[str], list[Any]]] = {
     "best": lambda folder: [RewardCheckpoint("x", "min", dirpath=folder)],
     "front": lambda folder: [ParetoCheckpoint({"x": "min", "y": "max"}, dirpath=folder)],
-    "stop": lambda folder: [RewardEarlyStopping("x", "min")],
-    "guard": lambda folder: [ProxyGuard("y", "x", "max", "min")],
+    "stop and guard": lambda folder: [
+        RewardEarlyStopping("x", "min"),
+        ProxyGuard("y", "x", "max", "min"),
+    ],
     "scores": lambda folder: [GenerationScorer({"p": POLARITY}, PROMPTS)],
-    "shaping": lambda folder: [RewardShaping(clip=(-1.0, 1.0))],
-    "rollouts": lambda folder: [RolloutSamples()],
+    "shaping and rollouts": lambda folder: [RewardShaping(clip=(-1.0, 1.0)), RolloutSamples()],
     "report": lambda folder: [
         BeforeAfter({"p": POLARITY}, PROMPTS),
         RewardCheckpoint("x", "min", dirpath=folder),
@@ -84,39 +89,34 @@ CALLBACKS: dict[str, Callable[[str], list[Any]]] = {
 }
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("name", CALLBACKS)
-def test_the_trainer_pickles(name: str, tmp_path: Path) -> None:
+def test_the_trainer_pickles(name: str, fails: bool, tmp_path: Path) -> None:
+    copying = Copying()
+    copying.fails = fails
     trainer = quiet_trainer(
         default_root_dir=tmp_path,
         enable_checkpointing=name in ("best", "front", "report"),
-        callbacks=[*CALLBACKS[name](str(tmp_path)), Copying()],
+        callbacks=[*CALLBACKS[name](str(tmp_path)), copying],
         logger=HistoryLogger(str(tmp_path)),
         max_steps=4,
         limit_val_batches=1,
+        num_sanity_val_steps=0,
         val_check_interval=2,
     )
     plain = quiet_trainer(logger=False)
     io_class = type(trainer.strategy.checkpoint_io)
-    trainer.fit(Model())
+    if fails:
+        with pytest.raises(OSError, match="no space left"):
+            trainer.fit(Model())
+    else:
+        trainer.fit(Model())
     for each in copies(trainer):
-        assert each.global_step == 4
+        assert each.global_step == (2 if fails else 4)
     # Nothing of ours is left on the trainer.
     assert vars(trainer._logger_connector).keys() == vars(plain._logger_connector).keys()
     assert type(trainer.strategy.checkpoint_io) is io_class
     assert vars(trainer.strategy).keys() - vars(plain.strategy).keys() == set()
-
-
-def test_a_trainer_whose_run_failed_pickles(tmp_path: Path) -> None:
-    class Fails(pl.Callback):
-        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-            raise OSError("no space left")
-
-    guard = ProxyGuard("y", "x", "max", "min")
-    trainer = quiet_trainer(default_root_dir=tmp_path, callbacks=[guard, Fails()])
-    with pytest.raises(OSError, match="no space left"):
-        trainer.fit(Model())
-    trainer.callbacks.pop()  # a class of this function
-    copies(trainer)
 
 
 def test_what_a_tuner_adds_to_its_trainer_pickles() -> None:

@@ -10,17 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from lightning_choice import (
     AUC,
     BeforeAfter,
-    GenerationScorer,
     HistoryLogger,
     MisconfigurationException,
     RewardCheckpoint,
     RewardEarlyStopping,
 )
-from matplotlib.axes import Axes
 
 from ctrlreward import LexiconSentiment, Samples, Scorer, ScoreSpec
 from ctrlreward.files import finite_or_none
@@ -32,172 +29,6 @@ VALUES = [0.1, 0.2, 0.4, 0.6, 0.5, 0.3]  # best at step 3
 TEST = Samples(
     texts=["The lake", "The house", "A cat", "One day"], labels=["positive", "negative"] * 2
 )
-
-
-@pytest.fixture
-def noisy(curve) -> type:
-    """`Curve` times 1 + the random number in the text."""
-
-    class Noisy(curve):
-        @property
-        def specs(self) -> Mapping[str, ScoreSpec]:
-            return {"value": ScoreSpec(True, (0.0, 2.0)), "loss": ScoreSpec(False, (0.0, 2.0))}
-
-        def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
-            noise = np.array([float(text.split()[-1]) for text in samples.texts])
-            scores = super().score_samples(samples)
-            return {name: value * (1 + noise) for name, value in scores.items()}
-
-    return Noisy
-
-
-@pytest.fixture
-def compare(fit, counter, noisy, held_out, tmp_path):
-    """Function that trains with a report on four prompts, two completions each."""
-
-    def run(*more, values=VALUES, module=None, judges=None, others=None, **options):
-        scorer = noisy(values)
-        scores = {"v": scorer["value"], "l": scorer["loss"]}
-        report = BeforeAfter(scores, TEST, 2, others=others, judges=judges)
-        bounds = {"score/l": (None, 9.0)}  # which all meet
-        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds)
-        module = module or counter()
-        callbacks = [GenerationScorer(scores, held_out), *more, keeper, report]
-        fit(module, callbacks, **{"max_steps": 5, **options})
-        return module, report
-
-    return run
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
-
-
-@pytest.mark.lightning
-def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path, capsys) -> None:
-    module, callback = compare()
-    report = read_summary(tmp_path)
-    assert set(report) == set(
-        "score before after difference difference_ci95 others judges intervals ranges selection "
-        "directions steps stopped_by best_checkpoint constraints_met resolution seconds".split()
-    )
-    assert callback.components["v"].scorer.releases > 0
-    before, after = rows(tmp_path / "before.jsonl"), rows(tmp_path / "after.jsonl")
-    noise = [[row["text"].split()[-1] for row in records] for records in (before, after)]
-    assert noise[0] == noise[1]  # of the same seed
-    assert len(set(noise[0])) == 8
-    for records, step, phase in ((before, 0, "before"), (after, 3, "after")):
-        assert len(records) == 8
-        assert all(f" at {step} " in record["text"] for record in records)
-        assert [r["prefix"] for r in records] == [t for t in TEST.texts for _ in range(2)]
-        means = {n: np.mean([r["scores"][n] for r in records]) for n in ("v", "l")}
-        assert report[phase] == pytest.approx({**means, "fail_rate": 0.0, "generations": 8})
-    values = [[record["scores"]["v"] for record in records] for records in (before, after)]
-    interval = paired_bootstrap(*values, [record["prefix"] for record in before])
-    assert report["score"] == "v"
-    assert report["difference"] == pytest.approx(interval.value)
-    assert report["difference_ci95"] == pytest.approx([interval.low, interval.high])
-    assert 0.5 < interval.low < report["difference"] < interval.high < 1.0
-    assert report["steps"] == 5
-    assert report["stopped_by"] == "max_steps"
-    (best,) = (tmp_path / "kept").glob("step=000003-v=*.ckpt")
-    assert report["best_checkpoint"] == str(best)
-    chosen = report["selection"]
-    assert "at step 3" in chosen.pop("reason")
-    assert chosen.pop("constraints") == {"score/l": [None, 9.0]}
-    assert chosen == {"monitor": "score/v", "step": 3, "top_k": 1, "level": 0.05}
-    assert report["constraints_met"]
-    assert report["directions"]["score/l"] == "min"
-    assert report["resolution"]["score/v"]["prompts"] == 4
-    assert round(module.weight.item()) == 3  # the module keeps the selected weights
-    seconds = report["seconds"]
-    assert set(seconds) == {"start", "before", "train", "after", "total"}
-    assert all(value >= 0 for value in seconds.values())
-    parts = sum(value for phase, value in seconds.items() if phase != "total")
-    assert seconds["total"] == pytest.approx(parts)
-    printed = capsys.readouterr().out
-    assert "5 steps in" in printed
-    assert f"v, after - before: {report['difference']:+.3f} (95 % interval" in printed
-
-
-def test_a_resumed_run_keeps_the_before_phase_and_adds_its_seconds(compare, tmp_path) -> None:
-    compare(max_steps=2)
-    before = (tmp_path / "before.jsonl").stat()
-    first = read_summary(tmp_path)
-    assert "step=000002-" in first["best_checkpoint"]
-    saved = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
-    (seconds,) = (state["seconds"] for state in saved["callbacks"].values() if "seconds" in state)
-    module, _ = compare(ckpt_path="last")
-    after = (tmp_path / "before.jsonl").stat()
-    assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
-    assert len(module.draws) == 3
-    second = read_summary(tmp_path)
-    assert second["steps"] == 5
-    assert second["before"] == first["before"]
-    assert "step=000003-" in second["best_checkpoint"]
-    assert set(second["seconds"]) == set(first["seconds"])
-    for phase in ("start", "before"):
-        assert second["seconds"][phase] == first["seconds"][phase]
-    assert second["seconds"]["train"] > seconds["train"]
-
-
-def test_best_checkpoint_is_the_adapter_if_there_is_one(compare, tuned, tmp_path) -> None:
-    compare(module=tuned())
-    folder = Path(read_summary(tmp_path)["best_checkpoint"])
-    assert folder.name.startswith("step=000003-v=")
-    assert folder.name.endswith("-adapter")
-    assert json.loads((folder / "adapter.json").read_text()) == 3.0
-
-
-@pytest.mark.parametrize(
-    ("stopper", "options", "expected"),
-    [
-        (True, {}, "RewardEarlyStopping: score/v"),
-        (False, {"max_time": timedelta(microseconds=1)}, "max_time"),
-        (False, {"max_steps": -1, "max_epochs": 1}, "end of the data"),
-    ],
-)
-def test_stopped_by(compare, tmp_path, stopper, options, expected: str) -> None:
-    more = [RewardEarlyStopping("score/v", patience=2)] if stopper else []
-    compare(*more, **{"max_steps": 50, **options})
-    report = read_summary(tmp_path)
-    assert report["stopped_by"].startswith(expected)
-    assert report["steps"] == {"max_time": 1, "end of the data": 8}.get(expected, 5)
-
-
-def test_without_a_finite_score_the_last_policy_is_evaluated(compare, tmp_path, capsys) -> None:
-    compare(values=[0.1] + [math.nan] * 5)
-    (text, *_) = rows(tmp_path / "after.jsonl")
-    assert " at 5 " in text["text"]
-    summary = read_summary(tmp_path)
-    assert summary["after"]["v"] is summary["difference"] is None
-    assert summary["difference_ci95"] == [None, None]
-    assert "v, after - before: undefined, since a side has too few texts" in capsys.readouterr().out
-
-
-def test_a_score_without_valid_samples_is_null(fit, counter, noisy, held_out, tmp_path) -> None:
-    """The second score; the differences need a valid first one."""
-    good, bad = noisy(VALUES), noisy([math.nan] * 6)
-    scores = {"v": good["value"], "l": bad["loss"]}
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
-    callbacks = [GenerationScorer(scores, held_out), keeper, BeforeAfter(scores, TEST)]
-    fit(counter(), callbacks, max_steps=2, logger=HistoryLogger(str(tmp_path)))
-    report = read_summary(tmp_path)
-    assert report["after"]["l"] is None
-    assert report["after"]["fail_rate"] == 1.0
-    assert (tmp_path / "curves.png").exists()
-
-
-def test_fast_dev_run_writes_nothing(compare, tmp_path) -> None:
-    compare(fast_dev_run=2, max_steps=-1)
-    assert list(tmp_path.iterdir()) == []
-
-
-# Judges
 
 
 class Noise(Scorer):
@@ -231,13 +62,162 @@ class Noise(Scorer):
 COPIES = TEST.replace(texts=[f"{text} at 1 0.5" for text in TEST.texts])
 
 
+@pytest.fixture
+def compare(fit, counter, curve, watch, tmp_path):
+    """Function that trains with a report on four prompts, two completions each."""
+
+    class Noisy(curve):
+        """`Curve` times 1 + the random number in the text."""
+
+        def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
+            noise = np.array([float(text.split()[-1]) for text in samples.texts])
+            return {n: v * (1 + noise) for n, v in super().score_samples(samples).items()}
+
+    def run(*more, values=VALUES, module=None, judges=None, others=None, **options):
+        scorer = Noisy(values)
+        scores = {"v": scorer["value"], "l": scorer["loss"]}
+        report = BeforeAfter(scores, TEST, 2, others=others, judges=judges)
+        bounds = {"score/l": (None, 9.0)}  # which all meet
+        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds)
+        module = module or counter()
+        fit(module, [watch(scores), *more, keeper, report], **{"max_steps": 5, **options})
+        return module, report
+
+    return run
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
+
+
+@pytest.mark.lightning
+def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path, capsys) -> None:
+    module, callback = compare(logger=HistoryLogger(str(tmp_path)))
+    report = read_summary(tmp_path)
+    assert set(report) == set(
+        "score before after difference difference_ci95 others judges intervals ranges selection "
+        "directions steps stopped_by best_checkpoint constraints_met resolution seconds".split()
+    )
+    assert callback.components["v"].scorer.releases > 0
+    before, after = rows(tmp_path / "before.jsonl"), rows(tmp_path / "after.jsonl")
+    noise = [[row["text"].split()[-1] for row in records] for records in (before, after)]
+    assert noise[0] == noise[1]  # of the same seed
+    assert len(set(noise[0])) == 8
+    for records, step, phase in ((before, 0, "before"), (after, 3, "after")):
+        assert all(f" at {step} " in record["text"] for record in records)
+        assert [r["prefix"] for r in records] == [t for t in TEST.texts for _ in range(2)]
+        means = {n: np.mean([r["scores"][n] for r in records]) for n in ("v", "l")}
+        assert report[phase] == pytest.approx({**means, "fail_rate": 0.0, "generations": 8})
+    values = [[record["scores"]["v"] for record in records] for records in (before, after)]
+    interval = paired_bootstrap(*values, [record["prefix"] for record in before])
+    assert (report["score"], report["steps"], report["stopped_by"]) == ("v", 5, "max_steps")
+    assert report["difference"] == pytest.approx(interval.value)
+    assert report["difference_ci95"] == pytest.approx([interval.low, interval.high])
+    assert 0.5 < interval.low < report["difference"] < interval.high < 1.0
+    (best,) = (tmp_path / "kept").glob("step=000003-v=*.ckpt")
+    assert report["best_checkpoint"] == str(best)
+    chosen = report["selection"]
+    assert "at step 3" in chosen.pop("reason")
+    assert chosen.pop("constraints") == {"score/l": [None, 9.0]}
+    assert chosen == {"monitor": "score/v", "step": 3, "top_k": 1, "level": 0.05}
+    assert report["constraints_met"]
+    assert report["directions"]["score/l"] == "min"
+    assert report["resolution"]["score/v"]["prompts"] == 4
+    assert round(module.weight.item()) == 3  # the module keeps the selected weights
+    seconds = report["seconds"]
+    assert set(seconds) == {"start", "before", "train", "after", "total"}
+    assert seconds["total"] == pytest.approx(sum(seconds.values()) / 2)
+    assert f"v, after - before: {report['difference']:+.3f} (95 % i" in capsys.readouterr().out
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_a_resumed_run_keeps_the_texts_and_adds_what_is_missing(compare, tmp_path) -> None:
+    compare(max_steps=2, others={"copies": COPIES})
+    first, old = read_summary(tmp_path), read_scored_samples(tmp_path / "before.jsonl")
+    assert "step=000002-" in first["best_checkpoint"]
+    module, _ = compare(
+        ckpt_path="last", others={"copies": COPIES}, judges={"level": Noise("A cat")}
+    )
+    assert len(module.draws) == 3
+    second = read_summary(tmp_path)
+    assert (second["steps"], second["before"]) == (5, first["before"])
+    assert "step=000003-" in second["best_checkpoint"]
+    for phase in ("start", "before"):
+        assert second["seconds"][phase] == first["seconds"][phase]
+    assert second["seconds"]["train"] > first["seconds"]["train"] / 2
+    texts, scores = read_scored_samples(tmp_path / "before.jsonl")
+    assert texts == old[0]
+    assert scores["v"].tolist() == old[1]["v"].tolist()
+    numbers = [np.nan if "cat" in text else float(text.split()[-1]) for text in texts.texts]
+    assert scores["level"].tolist() == pytest.approx(numbers, nan_ok=True)
+    assert second["judges"]["level"]["before"] == pytest.approx(np.nanmean(numbers))
+    (tmp_path / "before.jsonl").unlink()
+    module = type(module)()
+    with pytest.raises(FileNotFoundError, match=r"before\.jsonl"):
+        compare(ckpt_path="last", module=module)
+    assert module.draws == []
+
+
+def test_best_checkpoint_is_the_adapter_if_there_is_one(compare, tuned, tmp_path) -> None:
+    compare(module=tuned())
+    folder = Path(read_summary(tmp_path)["best_checkpoint"])
+    assert folder.match("step=000003-v=*-adapter")
+    assert json.loads((folder / "adapter.json").read_text()) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("stopper", "options", "reason", "steps"),
+    [
+        (True, {}, "RewardEarlyStopping: score/v", 5),
+        (False, {"max_time": timedelta(microseconds=1)}, "max_time", 1),
+        (False, {"max_steps": -1, "max_epochs": 1}, "end of the data", 8),
+    ],
+)
+def test_stopped_by(compare, tmp_path, stopper, options, reason: str, steps: int) -> None:
+    more = [RewardEarlyStopping("score/v", patience=2)] if stopper else []
+    compare(*more, **{"max_steps": 50, **options})
+    report = read_summary(tmp_path)
+    assert report["stopped_by"].startswith(reason)
+    assert report["steps"] == steps
+
+
+def test_without_a_finite_score_the_last_policy_is_evaluated(compare, tmp_path) -> None:
+    judge = Noise("The", "A", "One")
+    judges = {"ranking": AUC(judge, "positive"), "level": judge}
+    logger = HistoryLogger(str(tmp_path))
+    compare(values=[0.1] + [math.nan] * 5, judges=judges, logger=logger)
+    (text, *_) = rows(tmp_path / "after.jsonl")
+    assert " at 5 " in text["text"]
+    summary = read_summary(tmp_path)
+    assert summary["after"]["v"] is summary["difference"] is None
+    assert summary["difference_ci95"] == [None, None]
+    assert summary["after"]["fail_rate"] == 1.0
+    assert not summary["constraints_met"]
+    for entry in summary["judges"].values():
+        assert entry["before"] is entry["after"] is entry["difference"] is None
+        assert entry["failed"] == {"before": 8, "after": 8}
+    assert (tmp_path / "curves.png").exists()
+
+
+def test_fast_dev_run_writes_nothing(compare, tmp_path) -> None:
+    compare(fast_dev_run=2, max_steps=-1)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Judges
+
+
 def counted_auc(records: list[dict[str, Any]], name: str) -> float:
     scored = [(r["label"], r["scores"][name]) for r in records if r["scores"][name] is not None]
     wanted, others = ([v for each, v in scored if each == label] for label in TEST.labels[:2])
     return float(np.mean([(a > b) + (a == b) / 2 for a in wanted for b in others] or [np.nan]))
 
 
-def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path, capsys) -> None:
+def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path) -> None:
     noise = Noise("A cat")
     judges = {"ranking": AUC(noise, "positive"), "level": noise["noise"]}
     compare(judges=judges, others={"copies": COPIES})
@@ -250,22 +230,24 @@ def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path, capsys) -> 
     assert summary["before"]["fail_rate"] == 0  # of the scores
     assert set(summary["judges"]) == {"ranking", "level"}
     for name, entry in summary["judges"].items():
-        per_file = {n: [r["scores"][name] for r in records] for n, records in files.items()}
-        assert [r is None for r in per_file["after"]] == [False] * 4 + [True] * 2 + [False] * 2
-        values = (
-            {n: counted_auc(records, name) for n, records in files.items()}
-            if name == "ranking"
-            else {n: np.nanmean(np.array(v, float)) for n, v in per_file.items()}
+        ranks = name == "ranking"
+        per_file = {
+            n: np.array([r["scores"][name] for r in records], float) for n, records in files.items()
+        }
+        assert np.isnan(per_file["after"]).tolist() == [False] * 4 + [True] * 2 + [False] * 2
+        values = {
+            n: counted_auc(files[n], name) if ranks else np.nanmean(v) for n, v in per_file.items()
+        }
+        assert [entry["before"], entry["after"]] == pytest.approx(
+            [values["before"], values["after"]]
         )
-        assert entry["before"] == pytest.approx(values["before"])
-        assert entry["after"] == pytest.approx(values["after"])
         assert entry["failed"] == {"before": 2, "after": 2, "copies": 2}
         assert entry["others"]["copies"]["value"] == pytest.approx(values["copies"])
         for other, change in {"before": entry, **entry["others"]}.items():
-            sides = [np.array(per_file[n], float) for n in (other, "after")]
+            sides = per_file[other], per_file["after"]
             interval = (
                 paired_auc_bootstrap(*sides, wanted, groups)
-                if name == "ranking"
+                if ranks
                 else paired_bootstrap(*sides, groups)
             )
             assert change["difference"] == pytest.approx(interval.value)
@@ -273,44 +255,25 @@ def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path, capsys) -> 
             ends = list(map(finite_or_none, interval[1:]))  # none if all draws are alike
             assert change["difference_ci95"] == pytest.approx(ends)
     assert summary["judges"]["ranking"]["after"] == 1.0
-    printed = capsys.readouterr().out
-    assert f"ranking, after - before: {summary['judges']['ranking']['difference']:+.3f}" in printed
-    assert "level, after - copies: " in printed
 
 
 def test_a_side_of_an_auc_has_the_interval_of_its_draws(compare, tmp_path) -> None:
     compare(judges={"ranking": AUC(Noise(), "positive")})
     summary = read_summary(tmp_path)
     for side in ("before", "after"):
-        records = rows(tmp_path / f"{side}.jsonl")
         by_prompt: dict[str, list[dict[str, Any]]] = {}
-        for record in records:
+        for record in rows(tmp_path / f"{side}.jsonl"):
             by_prompt.setdefault(record["prefix"], []).append(record)
         draws = []
         for drawn in itertools.product(by_prompt, repeat=len(by_prompt)):  # all, equally likely
             draws.append(counted_auc([r for p in drawn for r in by_prompt[p]], "ranking"))
-        defined = [value for value in draws if not np.isnan(value)]
         low, high = summary["intervals"][side]["ranking"]
-        lowest, highest = np.quantile(defined, [0.025, 0.975])
-        if lowest == highest:  # which says nothing of other prompts
+        ends = np.nanquantile(draws, [0.025, 0.975])
+        if ends[0] == ends[1]:  # which says nothing of other prompts
             assert low is high is None
-            continue
-        assert low == pytest.approx(lowest, abs=0.05)
-        assert high == pytest.approx(highest, abs=0.05)
-        assert low <= summary["judges"]["ranking"][side] <= high
-
-
-def test_a_judge_without_valid_scores_is_null(compare, tmp_path, capsys) -> None:
-    judge = Noise("The", "A", "One")
-    compare(
-        judges={"ranking": AUC(judge, "positive"), "level": judge},
-        logger=HistoryLogger(str(tmp_path)),
-    )
-    for entry in read_summary(tmp_path)["judges"].values():
-        assert entry["before"] is entry["after"] is entry["difference"] is None
-        assert entry["failed"] == {"before": 8, "after": 8}
-    assert "level, after - before: undefined" in capsys.readouterr().out
-    assert (tmp_path / "curves.png").exists()
+        else:
+            assert [low, high] == pytest.approx(ends, abs=0.05)
+            assert low <= summary["judges"]["ranking"][side] <= high
 
 
 def test_texts_stay_where_a_judge_raises(compare, tmp_path) -> None:
@@ -323,27 +286,6 @@ def test_texts_stay_where_a_judge_raises(compare, tmp_path) -> None:
     assert [row["scores"] for row in rows(tmp_path / "before.jsonl")] == [{}] * 8
 
 
-def test_a_resumed_run_scores_what_an_older_version_did_not(compare, tmp_path) -> None:
-    compare(max_steps=2, others={"copies": COPIES})
-    old = read_scored_samples(tmp_path / "before.jsonl")
-    compare(ckpt_path="last", others={"copies": COPIES}, judges={"level": Noise()})
-    texts, scores = read_scored_samples(tmp_path / "before.jsonl")
-    assert texts == old[0]
-    assert scores["v"].tolist() == old[1]["v"].tolist()
-    numbers = [float(text.split()[-1]) for text in texts.texts]
-    assert scores["level"].tolist() == pytest.approx(numbers)
-    assert read_summary(tmp_path)["judges"]["level"]["before"] == pytest.approx(np.mean(numbers))
-
-
-def test_a_resumed_run_without_its_texts_fails_before_training(compare, counter, tmp_path) -> None:
-    compare(max_steps=2)
-    (tmp_path / "before.jsonl").unlink()
-    module = counter()
-    with pytest.raises(FileNotFoundError, match=r"before\.jsonl"):
-        compare(ckpt_path="last", module=module)
-    assert module.draws == []
-
-
 @pytest.mark.parametrize(
     ("changes", "argument"),
     [
@@ -354,7 +296,6 @@ def test_a_resumed_run_without_its_texts_fails_before_training(compare, counter,
         ({"judges": {"fail_rate": Noise()}}, "'fail_rate'"),
         ({"judges": {"level": LexiconSentiment()}}, r"judges\['level'\]"),
         ({"others": {"before": TEST}}, "'before'"),
-        ({"others": {"after": TEST}}, "'after'"),
         ({"others": {"copy": ["a"]}}, r"others\['copy'\]"),
     ],
 )
@@ -367,7 +308,7 @@ def test_bad_arguments_are_named(changes, argument: str) -> None:
     ("columns", "named"),
     [
         ({"labels": None}, "labels"),
-        ({"labels": ["positive"] * 4}, "labels"),
+        ({"labels": ["positive"] * 4}, "label"),
         ({"labels": ["good", "bad"] * 2}, "'positive'"),
         ({"groups": ["a"] * 4}, "group"),
         ({}, "RewardCheckpoint"),
@@ -382,22 +323,3 @@ def test_a_run_that_cannot_be_compared_is_refused_before_training(
     with pytest.raises((MisconfigurationException, ValueError), match=named):
         fit(module, [watch(VALUES), *keeper, report])
     assert module.calls == []
-
-
-# The figure
-
-
-def test_the_curves_are_drawn(compare, tmp_path, monkeypatch) -> None:
-    drawn: list[tuple[list[float], list[float]]] = []
-    plot = Axes.plot
-
-    def spy(self, x, y, *more, **options):
-        drawn.append((list(x), list(y)))
-        return plot(self, x, y, *more, **options)
-
-    monkeypatch.setattr(Axes, "plot", spy)
-    compare(logger=HistoryLogger(str(tmp_path)), log_every_n_steps=1)
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
-    steps, values = drawn[0]  # the first panel: the score at each validation
-    assert steps == [1, 2, 3, 4, 5]
-    assert np.divide(values, values[0]) == pytest.approx(np.divide(VALUES[1:], VALUES[1]), rel=1e-5)

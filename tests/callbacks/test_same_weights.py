@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,18 @@ import pytest
 import torch
 from counting_module import Counting
 from lightning_choice import (
-    GenerationScorer,
     ParetoCheckpoint,
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
+    pl,
 )
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
+
+from ctrlreward import Samples
+from ctrlreward.selection import BestRule
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:the checkpoint of")]
 
@@ -31,8 +36,7 @@ class OwnKeys(Counting):
     """Logs both metrics itself, after the callbacks."""
 
     def on_validation_epoch_end(self) -> None:
-        self.log("a", A[self.trainer.global_step])
-        self.log("b", B[self.trainer.global_step])
+        self.log_dict({"a": A[self.trainer.global_step], "b": B[self.trainer.global_step]})
 
 
 class KeysOfTraining(Counting):
@@ -59,6 +63,26 @@ class TwoLoaders(Counting):
         return [DataLoader(range(1)), DataLoader(range(1))]  # type: ignore[arg-type]
 
 
+class Adapted(Counting):
+    """Counter whose weight is in an adapter of PEFT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self._parameters["weight"]
+        base = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
+        self.model = get_peft_model(base, LoraConfig(r=1, target_modules=["0"]))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.model.get_submodule("base_model.model.0").lora_B["default"].weight.sum()
+
+    def complete(self, prompts: Any) -> list[str]:
+        return [f" at {round(self.weight.item())} 0" for _ in prompts]
+
+    def export_adapter(self, folder: str) -> None:
+        self.model.save_pretrained(folder)
+
+
 @dataclass(frozen=True)
 class Situation:
     """How a run is validated, and what its rules decide, worked out by hand."""
@@ -66,62 +90,40 @@ class Situation:
     stop: int = 5
     best: int = 2
     front: tuple[int, ...] = (1, 2, 3)
-    seen: tuple[int, ...] = (1, 2, 3, 4, 5)  # steps at which the guard has new values of both
-    rows: tuple[int, ...] = (1, 2, 3, 4, 5)
+    scored: int = 5  # validations with scores of the held-out prompts
     module: type[Counting] | None = None  # by default, a GenerationScorer logs both
     keys: tuple[str, str] = ("a", "b")
-    every: int = 1
     options: dict[str, Any] = field(default_factory=dict)
-    peft: bool = False
     cut: int = 0  # the run is interrupted after this step and resumed
 
 
-ACCUMULATED = {"accumulate_grad_batches": 4, "val_check_interval": 1}
+ACCUMULATED = {"accumulate_grad_batches": 4, "val_check_interval": 1}  # step 0 is scored, too
 SITUATIONS = {
     "plain": Situation(),
-    "several validations of a step": Situation(
-        seen=(0, 1, 2, 3, 4, 5), rows=(0, 1, 2, 3, 4, 5), options=ACCUMULATED
-    ),
-    "keys of the module": Situation(module=OwnKeys),
-    "keys of the module, several validations of a step": Situation(
-        module=OwnKeys, seen=(0, 1, 2, 3, 4, 5), rows=(0, 1, 2, 3, 4, 5), options=ACCUMULATED
-    ),
+    "resumed": Situation(cut=3),
+    "several validations of a step": Situation(scored=6, options=ACCUMULATED),
+    "several validations of a step, resumed": Situation(scored=6, options=ACCUMULATED, cut=2),
+    "keys of the module": Situation(module=OwnKeys, options=ACCUMULATED),
+    "keys of the module, resumed": Situation(module=OwnKeys, cut=3),
     # New at 1, 3, 5, 7; of these, 5 is the first of the best that meet the constraint.
-    "keys of training": Situation(
-        7, 5, (1, 3, 5, 7), (1, 3, 5, 7), tuple(range(1, 8)), KeysOfTraining
-    ),
-    "every second validation": Situation(
-        6, 2, (2,), (2, 4, 6), tuple(range(1, 7)), every=2
-    ),
+    "keys of training": Situation(7, 5, (1, 3, 5, 7), module=KeysOfTraining),
     # At 2 the constraint has its value of 1.
     "two dataloaders": Situation(
-        5, 2, (1, 3, 5), (1, 3, 5),
-        module=TwoLoaders, keys=("a/dataloader_idx_0", "b/dataloader_idx_1"),
+        front=(1, 3, 5), module=TwoLoaders, keys=("a/dataloader_idx_0", "b/dataloader_idx_1")
     ),
-    "an adapter": Situation(peft=True),
-    "an adapter, resumed": Situation(peft=True, cut=3),
-    "resumed": Situation(cut=3),
-    "keys of the module, resumed": Situation(module=OwnKeys, cut=3),
-    "every second validation, resumed": Situation(
-        6, 2, (2,), (2, 4, 6), tuple(range(1, 7)), every=2, cut=3
-    ),
-    "several validations of a step, resumed": Situation(
-        seen=(0, 1, 2, 3, 4, 5), rows=(0, 1, 2, 3, 4, 5), options=ACCUMULATED, cut=2
-    ),
-}  # fmt: skip
+    "an adapter, resumed": Situation(module=Adapted, cut=3),
+}
 
 
 @pytest.fixture
-def rules(curve, held_out, monkeypatch):
-    """Return a function that builds all rules of a situation, by name; they draw nothing."""
-    monkeypatch.setattr("ctrlreward.callbacks.pareto.draw_front", lambda *_: None)
+def rules(curve, watch):
+    """Return a function that builds all rules of a situation, by name."""
 
     def build(situation: Situation, folder: Path) -> dict[str, Any]:
         a, b = situation.keys
         built: dict[str, Any] = {}
-        if situation.module is None:
-            scores = {"a": curve(A)["value"], "b": curve(B)["value"]}
-            built["scorer"] = GenerationScorer(scores, held_out, situation.every)
+        if situation.module in (None, Adapted):
+            built["scorer"] = watch({"a": curve(A)["value"], "b": curve(B)["value"]})
             a, b = "score/a", "score/b"
         constraints = {b: (0.5, None)}
         return built | {
@@ -134,48 +136,23 @@ def rules(curve, held_out, monkeypatch):
     return build
 
 
-@pytest.fixture
-def adapted(counter):
-    """Return a counter whose weight is in an adapter of PEFT."""
-
-    class Adapted(counter):
-        def __init__(self) -> None:
-            super().__init__()
-            del self._parameters["weight"]
-            base = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
-            self.model = get_peft_model(base, LoraConfig(r=1, target_modules=["0"]))
-
-        @property
-        def weight(self) -> torch.Tensor:
-            return self.model.get_submodule("base_model.model.0").lora_B["default"].weight.sum()
-
-        def export_adapter(self, folder: str) -> None:
-            self.model.save_pretrained(folder)
-
-    return Adapted
-
-
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_rules_decide_once_on_new_values(name, rules, fit, counter, adapted, tmp_path) -> None:
+def test_rules_decide_once_on_new_values(name, rules, fit, counter, tmp_path) -> None:
     case = SITUATIONS[name]
-    module, ours = case.module or (adapted if case.peft else counter), rules(case, tmp_path)
+    module, ours, path = case.module or counter, rules(case, tmp_path), None
     if case.cut:
         fit(module(), list(ours.values()), **{**case.options, "max_steps": case.cut})
         ours = rules(case, tmp_path)
         # The first checkpoint callback's file has the decisions of the second.
         path = tmp_path / "best/last.ckpt"
-        trainer = fit(module(), list(ours.values()), ckpt_path=path, **case.options)
-    else:
-        trainer = fit(module(), list(ours.values()), **case.options)
+    trainer = fit(module(), list(ours.values()), ckpt_path=path, **case.options)
 
     assert (ours["stop"].stopped_step, trainer.global_step) == (case.stop, case.stop)
     assert ours["best"].selected_step == case.best
     assert ours["front"].kept == {step: (A[step], B[step]) for step in case.front}
-    if not case.module:  # scores by prompt are compared with the first
-        assert ours["guard"].state.tests == len(case.seen) - 1
-    if "scorer" in ours:
-        assert ours["scorer"].validations == len(case.rows)
-    if case.peft:
+    if "scorer" in ours:  # scores by prompt are compared with the first
+        assert ours["scorer"].validations == ours["guard"].state.tests + 1 == case.scored
+    if case.module is Adapted:
         saved = load_file(Path(ours["best"].best_adapter_path) / "adapter_model.safetensors")
         assert saved["base_model.model.0.lora_B.weight"].item() == case.best
 
@@ -226,4 +203,63 @@ def test_evaluations_after_training(fit, counter, watch, tmp_path) -> None:
     after = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert before.items() <= after.items()
     assert after.keys() - before.keys() == {"validate-step=000005.jsonl", "test-step=000005.jsonl"}
-    assert (scorer.state_dict(), stop.state_dict(), kept.state) == decided
+    assert (scorer.last_scored_step, stop.state_dict(), kept.state) == (5, *decided[1:])
+
+
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "nothing": ({}, {}),
+    "prompts": ({"samples": Samples(["The wine", "A cat"])}, {}),
+    "completions": ({"generations_per_prompt": 2}, {}),
+    "length": ({}, {"max_new_tokens": 9}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_what_is_measured_starts_a_new_reference(
+    fit, counter, watch, tmp_path: Path, change: str
+) -> None:
+    values = [0.0, 0.9, 0.8, 0.7, 0.3, 0.4, 0.2, 0.1]
+
+    def run(steps: int, options: dict[str, Any], hparams: dict[str, Any], **resumed: Any) -> Any:
+        module = counter()
+        module.hparams.update({"max_new_tokens": 4, **hparams})
+        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "best"))
+        front = ParetoCheckpoint({"score/v": "max", "score/l": "min"}, str(tmp_path / "front"))
+        stopper = RewardEarlyStopping("score/v", patience=4)
+        scorer = watch(values, names="vl", **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(module, [scorer, stopper, keeper, front], max_steps=steps, **resumed)
+        said = [str(each.message) for each in caught if "measured with" in str(each.message)]
+        return keeper, front, stopper, said
+
+    run(3, {}, {})
+    last = str(tmp_path / "best" / "last.ckpt")
+    keeper, front, stopper, said = run(7, *CHANGES[change], ckpt_path=last)
+    # The best since the resume; the stop counts from there.
+    expected = (1, 5, [1]) if change == "nothing" else (5, -1, [5])
+    assert (keeper.selected_step, stopper.stopped_step, list(front.kept)) == expected
+    assert len(said) == (change != "nothing")
+    assert (tmp_path / "best" / "step=000001-v=0.900.ckpt").is_file()
+    assert (Path(keeper.best_model_path).is_file(), len(keeper.best_k_models)) == (True, 1)
+    again, *_ = run(7, *CHANGES[change], ckpt_path=last)  # the measure is in the checkpoint
+    assert again.selected_step == keeper.selected_step
+
+
+def test_what_a_killed_run_left_is_removed(fit, counter, watch, tmp_path: Path) -> None:
+    def run(steps: int, **resumed: Any) -> None:
+        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
+        logger = pl.loggers.CSVLogger(tmp_path, version=0)
+        fit(counter(), [watch(A), keeper], max_steps=steps, logger=logger, **resumed)
+
+    run(2)
+    log = tmp_path / "lightning_logs" / "version_0"
+    for folder, name in ((tmp_path / "kept", "last.ckpt"), (log / "samples/score", "step=3.jsonl")):
+        (folder / f".{name}.unfinished").write_text("half of")
+    (tmp_path / "kept" / ".step=3-adapter.unfinished").mkdir()
+    run(4, ckpt_path=str(tmp_path / "kept" / "last.ckpt"))
+    assert list(tmp_path.rglob(".*.unfinished")) == []
+    noted = json.loads((log / "decisions.json").read_text())
+    assert list(noted["folders"]) == ["../../kept"]
+    assert BestRule(**noted["rules"]["BestRule"]) == BestRule("score/v", "max")
+    assert noted["directions"] == {"score/v": "max", "score/fail_rate": "min"}

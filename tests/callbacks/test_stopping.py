@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from lightning_choice import (
-    GenerationScorer,
     MisconfigurationException,
     ParetoCheckpoint,
     ProxyGuard,
@@ -22,22 +21,13 @@ from ctrlreward import Reward
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 
 RISES_THEN_FALLS = [0.0, 0.1, 0.2, 0.5, 0.4, 0.5, 0.3, 0.2, 0.1, 0.0]
-
-
-def watch(scorer, held_out, every: int = 1) -> GenerationScorer:
-    return GenerationScorer({"v": scorer["value"], "l": scorer["loss"]}, held_out, every)
+HILL = [0.01 * min(step, 32 - step) for step in range(33)]
 
 
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         while True:
             yield 0
-
-
-def endless(counter) -> pl.LightningModule:
-    module = counter()
-    module.train_dataloader = lambda: DataLoader(Endless())
-    return module
 
 
 # Settings of the trainer, with eight batches per epoch, and the step at which two scores in a row
@@ -49,27 +39,18 @@ WHEN_TO_VALIDATE = [
     ({"check_val_every_n_epoch": None, "val_check_interval": 5, "max_steps": 90}, 25),
     ({"endless": True, "val_check_interval": 4, "max_steps": 90}, 24),
 ]
-HILL = [0.01 * min(step, 32 - step) for step in range(33)]
 
 
 @pytest.mark.lightning
 @pytest.mark.parametrize(("when", "step"), WHEN_TO_VALIDATE)
-def test_any_validation_interval(when, step, fit, counter, curve, held_out) -> None:
+def test_any_validation_interval(when, step, fit, counter, watch) -> None:
     """The scores peak at step 16. The second validation after the best one stops the run."""
-    module = endless(counter) if when.pop("endless", False) else counter()
+    module = counter()
+    if when.pop("endless", False):
+        module.train_dataloader = lambda: DataLoader(Endless())
     stopper = RewardEarlyStopping("score/v", patience=2)
-    fit(module, [stopper, watch(curve(HILL), held_out)], **{"max_steps": -1, **when})
+    fit(module, [stopper, watch(HILL)], **{"max_steps": -1, **when})
     assert stopper.stopped_step == step
-
-
-def test_a_metric_logged_by_the_module_is_always_fresh(fit, counter) -> None:
-    class Logging(counter):
-        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-            self.log("mine", -abs(self.weight - 3.0))
-
-    stopper = RewardEarlyStopping("mine", "max", patience=2)
-    fit(Logging(), [stopper])
-    assert stopper.stopped_step == 5
 
 
 @pytest.mark.parametrize(
@@ -81,14 +62,14 @@ def test_a_metric_logged_by_the_module_is_always_fresh(fit, counter) -> None:
         ProxyGuard("score/x", "score/v", "max"),
     ],
 )
-def test_a_key_that_is_not_logged(callback, fit, counter, curve, held_out) -> None:
+def test_a_key_that_is_not_logged(callback, fit, counter, watch) -> None:
     with pytest.raises(MisconfigurationException, match="score/x"):
-        fit(counter(), [watch(curve([0.0]), held_out), callback])
+        fit(counter(), [watch([0.0]), callback])
     with pytest.raises(MisconfigurationException, match="validation"):
         fit(counter(), [callback], limit_val_batches=0)
 
 
-def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_path) -> None:
+def test_the_mode_is_the_declared_direction(fit, counter, curve, watch, tmp_path) -> None:
     """Of a score of the trainer or of the module's reward; other keys need a mode."""
 
     class Rewarded(counter):
@@ -96,12 +77,11 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
         shape_rewards = None
 
         def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-            self.log("reward/total", self.weight)
-            self.log("reward/loss", -self.weight)
+            self.log_dict({"reward/total": self.weight, "reward/loss": -self.weight})
 
     def callbacks() -> list[pl.Callback]:
         return [
-            watch(curve([0.5, 0.4, 0.6, 0.8, 0.7, 0.6, 0.5, 0.5, 0.5]), held_out),
+            watch([0.5, 0.4, 0.6, 0.8, 0.7, 0.6, 0.5, 0.5, 0.5], "vl"),
             RewardEarlyStopping("score/l", patience=2, min_delta=0.01),
             RewardCheckpoint("score/l", dirpath=str(tmp_path / "l")),
             ParetoCheckpoint(["score/l", "score/v"], str(tmp_path / "front")),
@@ -113,8 +93,6 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
     assert (keeper.mode, stopper.rule.mode, *guard.rule.modes.values()) == ("min",) * 3
     assert (guard.rule.proxy_mode, front.metrics) == ("max", {"score/l": "min", "score/v": "max"})
     assert (keeper.selected_step, front.selected_step, stopper.stopped_step) == (3, 3, 5)
-    explicit = RewardCheckpoint("score/l", "min", str(tmp_path / "l"))
-    assert keeper.state_key == explicit.state_key
     resumed = callbacks()
     fit(Rewarded(), resumed, ckpt_path=str(tmp_path / "l" / "last.ckpt"))
     assert (resumed[1].stopped_step, resumed[2].selected_step) == (5, 3)
@@ -124,41 +102,31 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
         (ParetoCheckpoint({"score/v": "max", "score/l": "max"}), r"metrics\['score/l'\]"),
         (ProxyGuard("score/v", "score/l", held_out_mode="max"), "held_out_mode"),
         (RewardCheckpoint("score/vv"), "'score/vv'"),
-        (RewardCheckpoint("score/v", constraints={"score/fail_rat": (None, 0.1)}), "fail_rat"),
-        (ParetoCheckpoint(["score/l", "b"]), r"metrics\['b'\]"),
         (ProxyGuard("reward/totl", "score/v"), "'reward/total'"),
         (ProxyGuard("score/v", "b"), "held_out_mode"),
+        (RewardCheckpoint("score/v", dirpath="memory://kept"), "dirpath"),
+        (ParetoCheckpoint(["score/l", "score/v"], dirpath="memory://kept"), "dirpath"),
     ):
         with pytest.raises(MisconfigurationException, match=message):
             fit(Rewarded(), [callback, *callbacks()[:1]])
 
 
 @pytest.mark.lightning
-def test_fast_dev_run_neither_stops_nor_writes(fit, tuned, curve, held_out, tmp_path) -> None:
+def test_fast_dev_run_neither_stops_nor_writes(fit, tuned, watch, tmp_path) -> None:
     stopper, front = RewardEarlyStopping("score/v"), ParetoCheckpoint(["score/v", "score/l"])
-    callbacks = [stopper, RewardCheckpoint("score/v"), front, watch(curve([math.nan]), held_out)]
+    callbacks = [stopper, RewardCheckpoint("score/v"), front, watch([math.nan], "vl")]
     fit(tuned(), callbacks, fast_dev_run=3, max_steps=-1)
     assert stopper.stopped_by is None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", [RewardCheckpoint, ParetoCheckpoint])
-def test_a_remote_folder_is_an_error(kind: type, fit, tuned, curve, held_out) -> None:
-    keys = "score/v" if kind is RewardCheckpoint else ["score/v", "score/l"]
-    with pytest.raises(MisconfigurationException, match="dirpath"):
-        fit(tuned(), [kind(keys, dirpath="memory://kept"), watch(curve([0.0]), held_out)])
-
-
-# Resume
-
-
 def test_a_stopped_run_continues_if_resumed_with_more_patience(
-    fit, counter, curve, held_out, tmp_path
+    fit, counter, watch, tmp_path
 ) -> None:
     def run(patience: int, ckpt_path: str | None) -> RewardEarlyStopping:
         stopper = RewardEarlyStopping("score/v", patience=patience)
         saver = RewardCheckpoint("score/v", dirpath=str(tmp_path / "checkpoints"))
-        callbacks = [stopper, saver, watch(curve(RISES_THEN_FALLS), held_out)]
+        callbacks = [stopper, saver, watch(RISES_THEN_FALLS)]
         fit(counter(), callbacks, max_steps=20, ckpt_path=ckpt_path)
         return stopper
 
@@ -172,6 +140,10 @@ def test_a_stopped_run_continues_if_resumed_with_more_patience(
     assert again.stopped_step == 7
 
 
+STOP, BEST = StopRule("score/l", patience=2, min_delta=0.01), BestRule("score/v", top_k=3)
+ALARM, FRONT = AlarmRule("score/v", "score/l", level=0.01), ParetoRule({"a": "max", "b": "min"})
+
+
 @pytest.mark.parametrize(
     ("build", "argument"),
     [
@@ -179,35 +151,27 @@ def test_a_stopped_run_continues_if_resumed_with_more_patience(
         (lambda: ParetoCheckpoint(["v", 1]), "metrics"),
         (lambda: ProxyGuard(["v"], "l"), "proxy"),
         (lambda: RolloutSamples(0), "every_n_batches"),
-        (lambda: RolloutSamples(table_rows=-1), "table_rows"),
+        (lambda: RewardEarlyStopping(STOP, patience=9), "StopRule"),
+        (lambda: RewardCheckpoint(BEST, "max"), "BestRule"),
+        (lambda: ProxyGuard(ALARM, "score/l"), "AlarmRule"),
     ],
 )
 def test_wrong_arguments_are_named(build: Callable[[], object], argument: str) -> None:
-    with pytest.raises((TypeError, ValueError, MisconfigurationException), match=argument):
+    with pytest.raises((TypeError, ValueError), match=argument):
         build()
 
 
-def test_a_callback_takes_its_rule_or_its_arguments(fit, counter, curve, held_out) -> None:
-    stop, best = StopRule("score/l", patience=2, min_delta=0.01), BestRule("score/v", top_k=3)
-    alarm, front = AlarmRule("score/v", "score/l", level=0.01), ParetoRule({"a": "max", "b": "min"})
+def test_a_callback_takes_its_rule_or_its_arguments(fit, counter, watch) -> None:
     for callback, rule in (
-        (RewardEarlyStopping("score/l", patience=2, min_delta=0.01), stop),
-        (RewardCheckpoint("score/v", save_top_k=3), best),
-        (ProxyGuard("score/v", "score/l", level=0.01), alarm),
-        (ParetoCheckpoint({"a": "max", "b": "min"}), front),
-        (ParetoCheckpoint(front), front),
+        (RewardEarlyStopping("score/l", patience=2, min_delta=0.01), STOP),
+        (RewardCheckpoint("score/v", save_top_k=3), BEST),
+        (ProxyGuard("score/v", "score/l", level=0.01), ALARM),
+        (ParetoCheckpoint({"a": "max", "b": "min"}), FRONT),
+        (ParetoCheckpoint(FRONT), FRONT),
     ):
         assert callback.rule == rule
-    for build in (
-        lambda: RewardEarlyStopping(stop, patience=9),
-        lambda: RewardCheckpoint(best, "max"),
-        lambda: ProxyGuard(alarm, "score/l"),
-    ):
-        with pytest.raises(TypeError, match="Rule"):
-            build()
-    stopper, keeper, guard = RewardEarlyStopping(stop), RewardCheckpoint(best), ProxyGuard(alarm)
-    callbacks = [watch(curve(RISES_THEN_FALLS), held_out), stopper, keeper, guard]
-    trainer = fit(counter(), callbacks)
+    stopper, keeper, guard = RewardEarlyStopping(STOP), RewardCheckpoint(BEST), ProxyGuard(ALARM)
+    trainer = fit(counter(), [watch(RISES_THEN_FALLS, "vl"), stopper, keeper, guard])
     assert trainer.global_step == stopper.stopped_step == 5
     assert len(keeper.best_k_models) == 3
     assert (stopper.rule.mode, keeper.rule.mode, guard.rule.proxy_mode) == ("min", "max", "max")

@@ -6,10 +6,9 @@ import json
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-import decision_cases
 import numpy as np
 import torch
 import wandb
@@ -17,7 +16,6 @@ from lightning_choice import (
     BeforeAfter,
     GenerationScorer,
     ParetoCheckpoint,
-    ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
     RewardShaping,
@@ -33,7 +31,9 @@ from ctrlreward import Reward, RewardBatch, Samples
 shared = load(Path(__file__).with_name("conftest.py"))
 
 
-class Tuned(shared.Counter):
+class Uneven(shared.Counter):
+    """Module that logs a metric falling on rank 0 and rising on rank 1."""
+
     fails_on_rank = -1
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
@@ -43,10 +43,6 @@ class Tuned(shared.Counter):
 
     def export_adapter(self, folder: str) -> None:
         (Path(folder) / f"rank{self.global_rank}").touch()
-
-
-class Uneven(Tuned):
-    """Module that logs a metric falling on rank 0 and rising on rank 1."""
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         sign = 1.0 if self.global_rank == 1 else -1.0
@@ -58,16 +54,35 @@ class Broken(shared.Curve):
         raise ValueError("no scores")
 
 
-class Steady(Tuned):
-    """Module whose completions depend on prompt, label and step only."""
-
-    def complete_samples(self, samples: Samples) -> list[str]:
-        rows = zip(samples.prompts or (), samples.labels or (), strict=True)
-        return [f" at {round(self.weight.item())} {prompt}, {label}" for prompt, label in rows]
+def run(name: str, scorer: shared.Curve, fails_on_rank: int = -1) -> dict[str, object]:
+    """Train with all that decides."""
+    folder, module = Path(sys.argv[1]) / name, Uneven()
+    module.fails_on_rank = fails_on_rank
+    prompts = Samples(texts=[f"p{i}" for i in range(5)])
+    stopper = RewardEarlyStopping("score/v", patience=2)
+    keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
+    directions = {"score/v": "max", "uneven": "max"}
+    front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
+    watch = GenerationScorer({"v": scorer["value"]}, prompts, generations_per_prompt=2)
+    trainer = trainer_of([stopper, watch, keeper, front], 8, folder, num_sanity_val_steps=2)
+    error = ""
+    try:
+        trainer.fit(module)
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    return {
+        "error": error,
+        "score": float(trainer.callback_metrics.get("score/v", -1)),
+        "prompts": [call["prompts"] for call in module.calls],
+        "scored": [list(samples.texts) for samples in scorer.scored],
+        "stopped_step": stopper.stopped_step,
+        "best": Path(keeper.best_model_path).name,
+        "front": front.decider.to_dict(),
+    }
 
 
 class ByText(shared.Curve):
-    """Scorer with a value that depends on the text alone."""
+    """Scorer with a value that depends on the text alone, and a score of the corpus."""
 
     corpus_columns = ("value", "loss")
 
@@ -80,117 +95,80 @@ class ByText(shared.Curve):
         return {"value": value, "loss": 1.0 - value}
 
 
-def run_steady(folder: Path, devices: int) -> dict[str, object]:
-    """Train with seven prompts, two of them equal, so the ranks get uneven shares."""
-    prompts = Samples(["p0", "p1", "p2", "p3", "p4", "p5", "p0"], labels=list("abababa"))
-    scorer = ByText([])
-    watch = GenerationScorer({"v": scorer["value"]}, prompts)
-    trainer = trainer_of([watch], 3, folder, devices)
-    trainer.fit(Steady())
-    return {
-        "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},
-        "scored": [list(samples.texts) for samples in scorer.scored],
-    }
-
-
-class Modes(Steady):
-    """The same, with a part that stays in eval mode, and the prompts and modes of each call."""
+class Steady(shared.Counter):
+    """Module whose completions depend on prompt, label and step only, with a part in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()
         self.frozen = torch.nn.Dropout().eval()
-        self.asked: list[object] = []
+        self.asked: list[list[Any]] = []
 
     def complete_samples(self, samples: Samples) -> list[str]:
-        self.asked.append([list(samples.prompts or ()), self.training, torch.is_grad_enabled()])
-        return super().complete_samples(samples)
+        prompts = list(samples.prompts or ())
+        self.asked.append([prompts, self.training, torch.is_grad_enabled()])
+        rows = zip(prompts, samples.labels or (), strict=True)
+        return [f" at {round(self.weight.item())} {prompt}, {label}" for prompt, label in rows]
 
 
-def run_compared(folder: Path, devices: int) -> dict[str, object]:
-    """Compare before and after on five prompts, two completions each, with others."""
+def run_steady(folder: Path, devices: int) -> dict[str, object]:
+    """Train with seven prompts, two of them equal, so the ranks get uneven shares.
+
+    Compare before and after on five prompts, two completions each, with others.
+    """
+    prompts = Samples(["p0", "p1", "p2", "p3", "p4", "p5", "p0"], labels=list("abababa"))
     test = Samples([f"t{i}" for i in range(5)], labels=list("ababa"))
-    scorer = ByText([])
+    scorer, module = ByText([]), Steady()
     scores = {"v": scorer["value"]}
-    module = Modes()
     callbacks = [
-        GenerationScorer(scores, Samples(["p0", "p1"], labels=["a", "b"])),
+        GenerationScorer(scores, prompts),
         RewardCheckpoint("score/v", dirpath=str(folder / "kept")),
         BeforeAfter(scores, test, 2, others={"copy": Samples(["x", "y", "z", "u", "w"])}),
     ]
-    trainer_of(callbacks, 3, folder, devices, enable_checkpointing=True).fit(module)
+    folder.mkdir(parents=True, exist_ok=True)
+    logger = WandbLogger(save_dir=folder, offline=True)
+    trainer = trainer_of(callbacks, 3, folder, devices, logger=logger)
+    trainer.fit(module)
+    metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
     return {
-        "asked": [call for call in module.asked if call[0][0][0] == "t"],  # type: ignore[index]
+        "metrics": metrics,
+        "asked": [call for call in module.asked if call[0][0][0] == "t"],
         "modes": [module.training, module.frozen.training],
         "scored": [list(samples.texts) for samples in scorer.scored],
     }
 
 
-class Gamed(Tuned):
-    """Module whose proxy rises on rank 1 only."""
-
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.log("proxy", float(self.global_step * (2 * self.global_rank - 1)))
-
-
-class Shaped(Tuned):
-    """Module with larger rewards, a failed one and a larger KL on rank 1.
-
-    The totals are also its only component.
-    """
+class Shaped(shared.Counter):
+    """Module with larger rewards and a failed one on rank 1; the totals are its only component."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reward = Reward({"v": shared.Curve([0.0])["value"]})
         self.shape_rewards = None
-        self.beta = 1.0
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         totals = ([0.0, 1.0, 2.0 + batch_idx], [np.nan, 50.0 + batch_idx])[self.global_rank]
         scored = RewardBatch(np.array(totals), {"v": np.array(totals)}, np.isnan(totals), 0.0)
         assert self.shape_rewards is not None
         self.shape_rewards(Samples(["x"] * len(totals)), scored, torch.ones(len(totals)))
-        self.log("policy/kl", 0.25 + 0.5 * self.global_rank)
         return super().training_step(batch, batch_idx)
 
 
-def run_shaped(**options: object) -> dict[str, object]:
-    shaping = RewardShaping(**options)
-    trainer_of([shaping], 3).fit(Shaped())
+def run_shaped() -> dict[str, object]:
+    """Train with a bound on the totals of both ranks; only the totals of rank 1 exceed it."""
+    shaping = RewardShaping(ranges={"v": UsefulRange(high=5.0)}, range_rate=0.5)
+    trainer_of([shaping], 3, Path(sys.argv[1]), enable_checkpointing=False).fit(Shaped())
     return shaping.state_dict()
 
 
-def run_guarded() -> dict[str, object]:
-    falls = partial(decision_cases.BY_PROMPT["alarm at once"].scores, "a")
-    prompts = Samples([f"p{i}" for i in range(12)])
-    watch = GenerationScorer({"a": shared.ByPrompt(falls)["value"]}, prompts)
-    guard = ProxyGuard("proxy", "score/a", "max", stop=True)
-    trainer = trainer_of([watch, guard], 8)
-    trainer.fit(Gamed())
-    return {"alarm_step": guard.alarm_step, "steps": trainer.global_step}
-
-
-def run_logged(folder: Path) -> None:
-    """Train with a scorer, which logs a table to an offline run."""
-    scorer = shared.Curve([0.0, 0.25, 0.5])
-    watch = GenerationScorer({"v": scorer["value"]}, Samples(texts=["p0", "p1"]))
-    folder.mkdir(exist_ok=True)
-    logger = WandbLogger(save_dir=folder, offline=True)
-    trainer_of([watch], 2, logger=logger).fit(Tuned())
-
-
 def trainer_of(
-    callbacks: list[pl.Callback],
-    max_steps: int,
-    folder: Path | None = None,
-    devices: int = 2,
-    **options: object,
+    callbacks: list[pl.Callback], max_steps: int, folder: Path, devices: int = 2, **options: object
 ) -> pl.Trainer:
     """Return a trainer that validates after each step."""
-    given = {"num_sanity_val_steps": 0, **options}
+    given = {"enable_checkpointing": True, "num_sanity_val_steps": 0, **options}
     return quiet_trainer(
         callbacks=callbacks,
         check_val_every_n_epoch=None,
-        default_root_dir=folder or sys.argv[1],
+        default_root_dir=folder,
         devices=devices,
         max_steps=max_steps,
         strategy="ddp" if devices > 1 else "auto",
@@ -199,67 +177,15 @@ def trainer_of(
     )
 
 
-def run(
-    name: str,
-    module: Tuned,
-    scorer: shared.Curve,
-    second: tuple[str, str] = ("score/fail_rate", "min"),
-) -> dict[str, object]:
-    folder = Path(sys.argv[1]) / name
-    prompts = Samples(texts=[f"p{i}" for i in range(5)])
-    watch = GenerationScorer({"v": scorer["value"]}, prompts, generations_per_prompt=2)
-    stopper = RewardEarlyStopping("score/v", patience=2)
-    keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
-    directions = {"score/v": "max", second[0]: second[1]}
-    front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
-    callbacks = [stopper, watch, keeper, front]
-    options = {"enable_checkpointing": True, "num_sanity_val_steps": 2}
-    trainer = trainer_of(callbacks, 8, folder, **options)
-    error = ""
-    try:
-        trainer.fit(module)
-    except Exception as raised:
-        error = f"{type(raised).__name__}: {raised}"
-    return {
-        "error": error,
-        "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},
-        "prompts": [call["prompts"] for call in module.calls],
-        "scored": [list(samples.texts) for samples in scorer.scored],
-        "stopped_step": stopper.stopped_step,
-        "best": Path(keeper.best_model_path).name,
-        "front": front.decider.to_dict(),
-    }
-
-
-def run_by_prompt(folder: Path) -> dict[str, object]:
-    """Return the states of all cases by prompt."""
-    states = {}
-    for name in sys.argv[2:]:
-        case = decision_cases.BY_PROMPT[name]
-        callbacks = shared.callbacks_of(case, folder / name)
-        options = {"enable_checkpointing": True}
-        trainer_of(callbacks, len(case.a), **options).fit(Tuned())
-        states[name] = {type(c).__name__: c.state.to_dict() for c in callbacks[1:]}
-    return states
-
-
 def run_all(rank: int) -> None:
-    folder, failing = Path(sys.argv[1]), Tuned()
-    failing.fails_on_rank = 1
-    curve = [0.0, 0.25, 0.5, 0.25, 0.25]
+    folder = Path(sys.argv[1])
     seen = {
-        # A bound on the totals of both ranks; only the totals of rank 1 exceed it.
-        "ranged": run_shaped(ranges={"v": UsefulRange(high=5.0)}, range_rate=0.5),
-        "guarded": run_guarded(),
-        "by prompt": run_by_prompt(folder / "by_prompt"),
-        "good": run("good", Tuned(), shared.Curve(curve)),
-        "uneven": run("uneven", Uneven(), shared.Curve(curve), ("uneven", "max")),
-        "generator": run("generator", failing, shared.Curve([0.0])),
-        "scorer": run("scorer", Tuned(), Broken([0.0])),
-        "compared": run_compared(folder / "compared", 2),
+        "ranged": run_shaped(),
+        "decided": run("decided", shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25])),
+        "generator": run("generator", shared.Curve([0.0]), fails_on_rank=1),
+        "scorer": run("scorer", Broken([0.0])),
         "steady": run_steady(folder / "steady", 2),
     }
-    run_logged(folder / "wandb_runs")
     (folder / f"rank{rank}.json").write_text(json.dumps(seen))
     wandb.teardown()
     torch.distributed.destroy_process_group()

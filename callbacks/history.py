@@ -15,10 +15,10 @@ from ctrlreward.lightning_package import Logger
 class HistoryLoggerMixin(Logger):
     """Lightning logger that appends metrics to `<folder>/metrics.jsonl`.
 
-    Each call writes one JSON object with `step` and the logged values, null for NaN and infinity.
-    `JsonLog(logger.path).read()` returns the rows. A resumed run continues the file: the first row
-    that it logs replaces all earlier rows of the same and later steps, unless a callback of this
-    package sets `replaces_rows` to false, as for `trainer.validate` and `trainer.test`.
+    Each call writes one JSON object with `step` and the logged values, null for NaN and infinity;
+    `JsonLog(logger.path).read()` returns them. A resumed run continues the file: the first row that
+    it logs replaces all earlier rows of the same and later steps. With a callback of this package,
+    `trainer.validate` and `trainer.test` replace nothing.
 
     Args:
         folder: Folder of the run; created by the first row.
@@ -31,22 +31,15 @@ class HistoryLoggerMixin(Logger):
         {"step": 10, "score/content": 0.6}
     """
 
+    # Lightning joins folder, name and version to a path for checkpoints; a folder has one run.
+    name = version = ""
+
     def __init__(self, folder: str) -> None:
         super().__init__()
         self.path = Path(folder) / "metrics.jsonl"
         self._rows = JsonLog(self.path)
         self.replaces_rows = True
         self._started = False
-
-    @property
-    def name(self) -> str:
-        """Always empty, as Lightning joins folder, name and version to a path for checkpoints."""
-        return ""
-
-    @property
-    def version(self) -> str:
-        """Always empty: a folder contains one run."""
-        return ""
 
     @property
     def save_dir(self) -> str:
