@@ -48,18 +48,14 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     Weights & Biases logger. The random state of training is restored afterwards.
 
     Under a distributed strategy each rank generates from its share of the prompts, rank 0 scores,
-    and all ranks log the same values. Under FSDP each rank needs the memory of the whole model. The
-    sanity check is skipped. `fast_dev_run` scores two samples and writes no file.
+    and all ranks log the same values. Under FSDP each rank needs the memory of the whole model. A
+    scorer may share the device of training if there is only one. The sanity check is skipped.
+    `fast_dev_run` scores two samples and writes no file.
 
     `trainer.validate` and `trainer.test` score without changing the counters, and return the scores
-    with the `step` of the weights. The texts go to `validate-step=000123.jsonl` or
-    `test-step=000123.jsonl`. The module of a test needs a `test_step`, which may do nothing, and a
-    test dataloader.
-
+    with the `step` of the weights; their texts go to `validate-step=…` or `test-step=000123.jsonl`.
     A run that resumes with other prompts, another `generations_per_prompt`, or another
     `max_new_tokens` among the module's `hparams`, warns, and rules start a new reference.
-
-    A scorer may share the device of training if there is only one.
 
     Args:
         scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
@@ -78,8 +74,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         folder: Folder of the sample files; None before `setup` and with `fast_dev_run`.
 
     Raises:
-        TypeError: As in `HeldOutScorer`.
-        ValueError: As in `HeldOutScorer`.
+        TypeError, ValueError: As in `HeldOutScorer`.
         MisconfigurationException: In `setup`: `generate` rejects module or samples, the run has no
             validation, a scorer shares one of several training devices, or averaged weights
             are saved and others would generate.

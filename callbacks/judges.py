@@ -28,9 +28,6 @@ class Mean:
     score: Component
     of_zeros = 0.0  # its value for texts with the score 0
 
-    def check(self, samples: Samples) -> None:
-        """Do nothing: any samples have a mean."""
-
     def value(self, scores: Scores, samples: Samples) -> float:
         """Return the mean of the valid scores."""
         return valid_mean(scores)
@@ -75,11 +72,6 @@ class AUC:
         """The score that ranks the texts."""
         return as_component("component", self.component)
 
-    def check(self, samples: Samples) -> None:
-        """Raise a ValueError unless the samples have the label `positive` and another one."""
-        if len(set(self.wanted(samples))) < 2:
-            raise ValueError(f"AUC needs samples of the label {self.positive!r} and of another one")
-
     def value(self, scores: Scores, samples: Samples) -> float:
         """Return the AUC of n scores, without NaN (failed samples); NaN if a label has none."""
         return auc(scores, self.wanted(samples))
@@ -119,7 +111,10 @@ def check_judges(judges: Iterable[Judge], prompts: Samples) -> None:
             f"or more groups, got {len(groups)}"
         )
     for judge in judges:
-        judge.check(prompts)
+        if isinstance(judge, AUC) and len(set(judge.wanted(prompts))) < 2:
+            raise ValueError(
+                f"AUC needs samples of the label {judge.positive!r} and of another one"
+            )
 
 
 def with_judges(

@@ -34,13 +34,7 @@ from ctrlreward.completion import (
 )
 from ctrlreward.files import JsonLog, json_text, without_nan, write_whole
 from ctrlreward.held_out import components_by_name
-from ctrlreward.lightning_package import (
-    LightningModule,
-    ModelCheckpoint,
-    Trainer,
-    is_instance,
-    is_sharded,
-)
+from ctrlreward.lightning_package import LightningModule, Trainer, is_sharded
 from ctrlreward.plots import Rows, draw_curves
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
@@ -62,24 +56,11 @@ class BeforeAfterMixin(CallbackMixin):
     Prints a table.
 
     Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and a `<name>.jsonl`
-    of each entry of `others` (texts with the scores and, by its name, the score of each judge),
-    `summary.json`, and `curves.png` if a `HistoryLogger` writes to the same folder. A resumed run
-    reads `before.jsonl` back, and computes missing scores and judges of its texts. Eight texts of
-    each file have explanations, for `ctrlreward report`.
-
-    Keys of `summary.json`:
-    - `score`: the name of the first score;
-    - `before`, `after`: mean of each score, `fail_rate`, and the number of `generations`;
-    - `difference`: after - before of the first score; `difference_ci95`: its 95 % interval, by
-      paired bootstrap over groups of samples;
-    - `others`: by name, as `before`, with `difference` and `difference_ci95` of after - other;
-    - `judges`: by name, `before`, `after` and the differences as above; `failed`, the number of
-      unscored texts of each file; `others`: by name, `value` and the differences;
-    - `intervals`: `before` and `after`, the 95 % interval of each mean and AUC;
-    - `steps`, `stopped_by`, `directions`, `ranges`; `seconds` of each phase;
-    - `best_checkpoint`: the folder of the adapter if it was exported, else the checkpoint;
-      `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that
-      the last one was used; `selection`: its `monitor`, `step` and `constraints`.
+    of each entry of `others`, texts with scores and judges, eight of them with explanations;
+    `curves.png` if a `HistoryLogger` writes there; and `summary.json`: of each score and judge the
+    mean or AUC before, after and of the others, their differences with a 95 % interval (paired
+    bootstrap over groups of samples) and the number of failed texts; steps, selection, directions
+    and seconds. A resumed run reads `before.jsonl` back, and computes missing scores and judges.
 
     Args:
         scores: As in `GenerationScorer`. Differences are reported for the first one.
@@ -92,9 +73,8 @@ class BeforeAfterMixin(CallbackMixin):
             or an `AUC`.
 
     Raises:
-        TypeError: A value of `scores` or `judges` is not a score.
-        ValueError: `scores` is empty, a name is reserved, or `others` has a different number of
-            texts than `samples`. In `setup`: the samples are of one group, or lack a column.
+        TypeError, ValueError: A wrong score, name or number of texts. In `setup`: the samples are
+            of one group, or lack a column.
         MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`, or `generate`
             rejects module or samples.
 
@@ -128,11 +108,8 @@ class BeforeAfterMixin(CallbackMixin):
             inner_path("the key of others", name)
             if name in ("before", "after"):
                 raise ValueError(f"others has the key {name!r}, which is reserved")
-            if len(texts) != len(self.samples):
-                raise ValueError(
-                    f"others[{name!r}] must have one text per sample, got {len(texts)} texts for "
-                    f"{len(self.samples)} samples"
-                )
+            if len(texts) != (n := len(self.samples)):
+                raise ValueError(f"others[{name!r}] must have {n} texts, got {len(texts)}")
         self.seconds: dict[str, float] = {}
         self._created = self._mark = time.perf_counter()
 
@@ -230,19 +207,14 @@ class BeforeAfterMixin(CallbackMixin):
 
 def run_facts(trainer: Trainer) -> dict[str, Any]:
     """Return the entries of `summary.json` that no score changes: steps, choice, directions."""
-    ours = next(iter(selecting_checkpoints(trainer)), None)
-    first = trainer.checkpoint_callback
-    theirs = first if is_instance(first, "ModelCheckpoint") else None
-    keeper = cast("ModelCheckpoint | None", ours or theirs)
-    paths = [keeper.best_model_path, keeper.last_model_path] if keeper else []
-    # A run may end with an error while it writes the best one.
-    best = next((path for path in paths if path and Path(path).exists()), "")
+    keeper = selecting_checkpoints(trainer)[0]
+    best = keeper.best_adapter_path or keeper.best_model_path or keeper.last_model_path
     return {
         "steps": trainer.global_step,
         "stopped_by": stopped_by(trainer),
-        "best_checkpoint": (ours.best_adapter_path if ours else "") or str(best),
-        "constraints_met": bool(keeper and keeper.best_model_path),
-        "selection": selection_facts(ours, keeper.monitor if keeper else None, {}),
+        "best_checkpoint": str(best),
+        "constraints_met": bool(keeper.best_model_path),
+        "selection": selection_facts(keeper, keeper.monitor, {}),
         "directions": known_modes(trainer),
         "ranges": {key: spec.bounds for key, spec in scored_specs(trainer).items()},
     }
@@ -305,16 +277,14 @@ def write_comparison(
     `sets` has `"before"`, `"after"` and others → texts and scores; `facts` are of `run_facts`,
     `history` the rows of metrics for the curves.
     """
-    own = {f"score/{name}": component for name, component in components.items()}
-    own |= {f"judges/{name}": judge.score for name, judge in judges.items()}
-    directions = {key: component.spec.mode for key, component in own.items()}
-    ranges = {key: component.spec.bounds for key, component in own.items()}
+    specs = {f"score/{name}": component.spec for name, component in components.items()}
+    specs |= {f"judges/{name}": judge.score.spec for name, judge in judges.items()}
     scores = {name: found for name, (_, found) in sets.items()}
     summary = {
         **comparison(components, judges, sets["after"][0], scores),
         **facts,
-        "directions": {**facts["directions"], **directions},
-        "ranges": {**facts["ranges"], **ranges},
+        "directions": {**facts["directions"], **{key: s.mode for key, s in specs.items()}},
+        "ranges": {**facts["ranges"], **{key: s.bounds for key, s in specs.items()}},
         "seconds": {**seconds, "total": sum(seconds.values())},
     }
     content = without_nan(summary)
@@ -331,11 +301,8 @@ def console_table(report: Mapping[str, Any]) -> str:
     """Return means and judges before, after and of the others side by side, and differences."""
     columns = {"before": report["before"], "after": report["after"], **report["others"]}
     judges: Mapping[str, Any] = report["judges"]
-    rows = {
-        name: [column[name] for column in columns.values()]
-        for name in report["before"]
-        if name != "generations"
-    }
+    names = [name for name in report["before"] if name != "generations"]
+    rows = {name: [column[name] for column in columns.values()] for name in names}
     for name, judge in judges.items():
         others = [other["value"] for other in judge["others"].values()]
         rows[f"judge {name}"] = [judge["before"], judge["after"], *others]

@@ -75,8 +75,8 @@ def draw_front(
     for place, (x, y) in enumerate(pairs, 1):
         panel = figure.add_subplot(1, len(pairs), place)
         for name, points, color in (("pruned", pruned, "#a1a1aa"), ("kept", kept, SERIES[0])):
-            sides = [[values[i] for values in points.values()] for i in (x, y)]
-            panel.scatter(*sides, color=color, s=18, label=name)
+            xs, ys = ([values[i] for values in points.values()] for i in (x, y))
+            panel.scatter(xs, ys, 18, color, label=name)
         mark_steps(panel, kept, [(values[x], values[y]) for values in kept.values()])
         finish_panel(panel, "checkpoints by step", labels[x], labels[y], legend=True)
     save_figure(figure, path)

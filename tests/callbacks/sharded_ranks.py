@@ -1,12 +1,8 @@
-"""Script of test_sharded.py: runs whose weights two CPU ranks share, each writing its results.
-
-With the name of one run, and "gpu", it is a rank of torchrun in `benchmarks/gpu.py`.
-"""
+"""Script of test_sharded.py: runs whose weights two CPU ranks share, each writing its results."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -25,10 +21,8 @@ from lightning_choice import (
     pl,
     quiet_trainer,
 )
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -97,15 +91,14 @@ class Writer(pl.LightningModule):
     val_dataloader = train_dataloader
 
 
-def strategy_of(name: str, accelerator: str, ranks: int) -> Any:
+def strategy_of(name: str) -> Any:
     if name == "one rank":
         return "auto"
     if name.startswith("FSDP1"):
         policy, kind = ModuleWrapPolicy({LlamaDecoderLayer}), name.split()[1]
-        strategy = OnCPU if accelerator == "cpu" else strategies.FSDPStrategy
-        return strategy(auto_wrap_policy=policy, state_dict_type=kind)
+        return OnCPU(auto_wrap_policy=policy, state_dict_type=kind)
     sharded = name == "FSDP2 sharded"
-    return strategies.ModelParallelStrategy(ranks, 1, save_distributed_checkpoint=sharded)
+    return strategies.ModelParallelStrategy(2, 1, save_distributed_checkpoint=sharded)
 
 
 def run(
@@ -114,8 +107,6 @@ def run(
     folder: Path,
     steps: int = STEPS,
     compare: bool = True,
-    accelerator: str = "cpu",
-    ranks: int = 2,
 ) -> dict[str, Any]:
     """Train, from `last.ckpt` if there is one, and return what was generated and decided."""
     scorer = ByText()
@@ -124,16 +115,15 @@ def run(
     module = Writer(model)
     report = BeforeAfter({"v": ByText()["value"]}, Samples(["a", "ba", "d"]), 1)
     trainer = quiet_trainer(
-        accelerator=accelerator,
         callbacks=[GenerationScorer({"v": scorer["value"]}, PROMPTS), stopper, keeper]
         + [report] * compare,
         check_val_every_n_epoch=None,
         default_root_dir=folder,
-        devices=1 if name == "one rank" else ranks,
+        devices=1 if name == "one rank" else 2,
         enable_checkpointing=True,
         max_steps=steps,
         num_sanity_val_steps=1,
-        strategy=strategy_of(name, accelerator, ranks),
+        strategy=strategy_of(name),
         use_distributed_sampler=False,
         val_check_interval=1,
     )
@@ -206,13 +196,6 @@ def run_plain_loop(rank: int) -> dict[str, Any]:
         for weight in (*sharded.parameters(), *whole.parameters()):
             weight.data -= 0.1 * weight.grad  # type: ignore[operator]
             weight.grad = None
-    parallel, mesh = net(), init_device_mesh("cpu", (2,))
-    parallel[1].weight = torch.nn.Parameter(distribute_tensor(parallel[1].weight, mesh, [Shard(0)]))
-    try:
-        with whole_weights(parallel):
-            pass
-    except ValueError as error:
-        seen["error"] = str(error)
     return seen
 
 
@@ -228,17 +211,7 @@ def run_all(rank: int) -> None:
     torch.distributed.destroy_process_group()
 
 
-def run_one(name: str, accelerator: str) -> None:
-    folder, rank = Path(sys.argv[1]), os.environ.get("RANK", "0")
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    found = run(name, sys.argv[2], folder / name, accelerator=accelerator, ranks=ranks)
-    (folder / f"{name} {rank}.json").write_text(json.dumps(found))
-
-
 if __name__ == "__main__":
-    if len(sys.argv) > 3:
-        run_one(sys.argv[3], sys.argv[4])
-        sys.exit()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from forked_ranks import on_two_ranks
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,8 @@ from lightning_choice import (
     MisconfigurationException,
     ParetoCheckpoint,
     RewardCheckpoint,
-    RewardEarlyStopping,
     pl,
 )
-from warm_python import run_warm
-
-from ctrlreward import Samples
 
 VALUES = [0.0, 0.1, 0.3, 0.2, 0.5, 0.4]
 
@@ -99,51 +94,6 @@ def test_the_best_checkpoint_is_the_trainers(fit, counter, watch, kept) -> None:
     assert trainer.checkpoint_callbacks == [keeper]
     trainer.test(Tested(), ckpt_path="best")
     assert tested == [4.0]
-
-
-KILLED = """
-import os, pathlib, signal, sys
-from lightning_choice import GenerationScorer, RewardCheckpoint, RewardEarlyStopping, pl
-from module_files import load
-from ctrlreward import Samples
-
-shared = load(pathlib.Path(sys.argv[1]))
-
-
-class Killed(shared.Counter):
-    def training_step(self, batch, batch_idx):
-        if self.trainer.global_step == 6:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().training_step(batch, batch_idx)
-
-
-scorer = shared.Curve([0.0, 0.1, 0.3, 0.2, 0.5, 0.4])
-pl.Trainer(
-    accelerator="cpu", logger=False, max_steps=20, val_check_interval=1,
-    check_val_every_n_epoch=None, enable_progress_bar=False, default_root_dir=sys.argv[2],
-    callbacks=[
-        GenerationScorer({"v": scorer["value"]}, Samples(texts=["The food"])),
-        RewardEarlyStopping("score/v", patience=4),
-        RewardCheckpoint("score/v", dirpath=sys.argv[2] + "/kept"),
-    ],
-).fit(Killed())
-"""
-
-
-def test_resumes_from_the_last_validation_after_sigkill(fit, counter, watch, tmp_path) -> None:
-    (tmp_path / "killed.py").write_text(KILLED)
-    shared = Path(__file__).with_name("conftest.py")
-    ended = run_warm(tmp_path / "killed.py", shared, tmp_path, timeout=120)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert names(tmp_path / "kept") == ["last.ckpt", "step=000004-v=0.500.ckpt"]
-
-    module, keeper = counter(), RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
-    stopper = RewardEarlyStopping("score/v", patience=4)
-    callbacks = [keeper, stopper, watch(VALUES, samples=Samples(["The food"]))]
-    fit(module, callbacks, max_steps=20, ckpt_path="last")
-    assert len(module.draws) == 2  # steps 7 and 8 of 8: six were done
-    assert (stopper.stopped_step, stopper.stopped_by) == (8, "patience_exhausted")
-    assert Path(keeper.best_model_path).name == "step=000004-v=0.500.ckpt"
 
 
 @pytest.mark.lightning

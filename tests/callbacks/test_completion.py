@@ -48,14 +48,6 @@ class EchoOfSamples(Echo):
         return self.complete(samples.prompts or ())
 
 
-class Restyler:
-    """Generator that rewrites the source into the style of the label."""
-
-    def complete_samples(self, samples: Samples) -> list[str]:
-        rows = zip(samples.require("sources", ""), samples.require("labels", ""), strict=True)
-        return [f"{source}, {label}" for source, label in rows]
-
-
 def test_text_is_beginning_plus_completion_and_columns_are_kept(held_out: Samples) -> None:
     samples = generate(Echo(), held_out, repeats=2)
     assert samples.prefixes == ("The food", "The food", "The film", "The film", "A dog", "A dog")
@@ -104,22 +96,6 @@ def test_what_is_not_one_string_per_prompt_is_named(method: str, returned: objec
     setattr(Wrong, method, lambda self, rows: returned)
     with pytest.raises((TypeError, ValueError), match=rf"Wrong\.{method}"):
         generate(Wrong(), Samples(texts=["a", "b"]))
-
-
-def test_texts_of_a_data_set_are_no_beginnings() -> None:
-    """They would be glued to the rewritten sources, and be scored with them."""
-    data = Samples(texts=["soup", "tea"], sources=["soup", "tea"], labels=["glad", "sad"])
-    for texts, module, problem in (
-        (["soup", "tea"], Restyler(), "prefixes"),
-        (["", "cup"], Restyler(), "prefixes"),
-        (["", "tea"], Echo(), r"sources\[1\]"),
-    ):
-        with pytest.raises(ValueError, match=problem):
-            generate(module, data.replace(texts=texts))
-    expected = ("soup, glad", "tea, sad")
-    assert generate(Restyler(), as_samples(data, prefixes="")).texts == expected
-    assert generate(Restyler(), data.replace(texts=["", ""])).texts == expected
-    assert generate(Restyler(), data.replace(prefixes=data.texts)).texts[1] == "teatea, sad"
 
 
 def test_completions_that_repeat_their_prompts_are_a_warning() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from lightning_choice import (
+    BeforeAfter,
     MisconfigurationException,
     ParetoCheckpoint,
     ProxyGuard,
@@ -115,6 +116,7 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, watch, tmp_path
 def test_fast_dev_run_neither_stops_nor_writes(fit, tuned, watch, tmp_path) -> None:
     stopper, front = RewardEarlyStopping("score/v"), ParetoCheckpoint(["score/v", "score/l"])
     callbacks = [stopper, RewardCheckpoint("score/v"), front, watch([math.nan], "vl")]
+    callbacks.append(BeforeAfter({"v": len}, ["a", "b"]))
     fit(tuned(), callbacks, fast_dev_run=3, max_steps=-1)
     assert stopper.stopped_by is None
     assert list(tmp_path.iterdir()) == []
