@@ -18,8 +18,8 @@ except ModuleNotFoundError as error:
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
-from ctrlreward.callbacks.judges import AUC
 from ctrlreward.callbacks.history import HistoryLoggerMixin
+from ctrlreward.callbacks.judges import AUC
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.ranges import UsefulRange
 from ctrlreward.callbacks.report import BeforeAfterMixin
