@@ -37,7 +37,6 @@ from ctrlreward.models.tokenization import warn_unknown
 from ctrlreward.progress import track
 
 Spans = tuple[tuple[int, int], ...]
-Values = npt.NDArray[np.float64]
 
 
 class TokenAlignment(NamedTuple):
@@ -149,13 +148,8 @@ class TokenAligner(FrozenModel):
     classifier with a label "aligned". It reads a before b, unless `aligner_b_first` in its
     config.json is true, as for a decoder.
 
-    Takes the arguments of `FrozenModel`; `unit` is a `"word"` between white space, by the sum of
-    its tokens' features, or a `"piece"`, a token. None takes `aligner_unit` of the model's
-    config.json, or `"word"`.
-
-    Raises:
-        ValueError: `unit` is unknown, or the model does not have a trained head, or a label
-            "aligned".
+    `unit` is a `"word"` between white space, by the sum of its tokens' features, or a `"piece"`, a
+    token. None takes `aligner_unit` of the model's config.json, or `"word"`.
     """
 
     auto_class = AutoModelForTokenClassification
@@ -178,8 +172,8 @@ class TokenAligner(FrozenModel):
         aligned = [i for i, label in labels.items() if label.lower() == ALIGNED]
         if not aligned:
             raise ValueError(
-                f"model = {self.name!r} has the labels {', '.join(labels.values())}. Rename the "
-                f"one for aligned tokens to {ALIGNED!r} in id2label of its config.json."
+                f"model = {self.name!r} must have a label {ALIGNED!r} in id2label of its "
+                f"config.json, got {', '.join(labels.values())}"
             )
         self._aligned = aligned[0]
         self._b_first = getattr(self.model.config, "aligner_b_first", False)
@@ -187,18 +181,17 @@ class TokenAligner(FrozenModel):
     def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
         """Return the probabilities of the units of a for each pair; NaN if b has no token."""
 
-        def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
+        def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[TokenAlignment]:
             # float64 on the CPU: not every device has it.
             logits = unit_logits(self.model, inputs, batch).float().cpu().double()
             values = logits.softmax(dim=-1)[:, self._aligned].numpy()
-            return np.split(values, np.cumsum([len(pair.places) for pair in batch])[:-1])
+            parts = np.split(values, np.cumsum([len(pair.places) for pair in batch])[:-1])
+            return [
+                TokenAlignment(pair.spans, own if pair.has_b else np.full(len(own), np.nan))
+                for pair, own in zip(batch, parts, strict=True)
+            ]
 
-        def aligned(_: Pair, encoded: EncodedPair, values: Values) -> TokenAlignment:
-            return TokenAlignment(
-                encoded.spans, values if encoded.has_b else np.full(len(values), np.nan)
-            )
-
-        return _align(self, pairs, read, aligned, self.unit, self._b_first)
+        return _align(self, pairs, read, self.unit, self._b_first)
 
 
 class RegressionAligner(FrozenModel):
@@ -206,44 +199,41 @@ class RegressionAligner(FrozenModel):
 
     The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a sequence
     classifier with one output, in the unit of its training. It reads a before b, unless
-    `aligner_b_first` in its config.json is true. Takes the arguments of `FrozenModel`.
-
-    Raises:
-        ValueError: The model does not have a trained head, or has more than one output.
+    `aligner_b_first` in its config.json is true.
     """
 
     auto_class = AutoModelForSequenceClassification
 
     def _prepare(self) -> None:
         if self.model.config.num_labels != 1:
-            raise ValueError(
-                f"model = {self.name!r} has {self.model.config.num_labels} outputs, "
-                "must be a regression model, which has 1"
-            )
+            outputs = self.model.config.num_labels
+            raise ValueError(f"model = {self.name!r} must have 1 output, got {outputs}")
 
     def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
         """Return one span, the whole of a, and its value for each pair; NaN if b has no token."""
 
-        def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
-            return list(self.model(**inputs).logits.float().cpu().double().numpy())
-
-        def aligned(pair: Pair, encoded: EncodedPair, value: Values) -> TokenAlignment:
-            spans = ((0, len(pair[0])),) if encoded.places else ()
-            return TokenAlignment(spans, (value if encoded.has_b else value * np.nan)[: len(spans)])
+        def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[TokenAlignment]:
+            values = self.model(**inputs).logits.float().cpu().double().numpy()
+            return [
+                TokenAlignment(
+                    ((0, pair.size),) if pair.places else (),
+                    (own if pair.has_b else own * np.nan)[: bool(pair.places)],
+                )
+                for pair, own in zip(batch, values, strict=True)
+            ]
 
         b_first = getattr(self.model.config, "aligner_b_first", False)
-        return _align(self, pairs, read, aligned, b_first=b_first)
+        return _align(self, pairs, read, b_first=b_first)
 
 
 def _align(
     aligner: FrozenModel,
     pairs: Sequence[Pair],
-    read: Callable[[dict[str, Tensor], list[EncodedPair]], list[Values]],
-    aligned: Callable[[Pair, EncodedPair, Values], TokenAlignment],
+    read: Callable[[dict[str, Tensor], list[EncodedPair]], list[TokenAlignment]],
     unit: Unit = "piece",
     b_first: bool = False,
 ) -> list[TokenAlignment]:
-    """Return what `aligned` makes of each pair and its result of `read`, by the model's inputs."""
+    """Return the result of `read` for each pair, by the model's inputs."""
     limit = aligner.max_tokens
 
     def answer(chosen: Sequence[Pair]) -> list[TokenAlignment]:
@@ -252,14 +242,13 @@ def _align(
         texts, ids = [f"{a} {b}" for a, b in chosen], [pair.ids for pair in encoded]
         warn_unknown(aligner.tokenizer, texts, ids)
 
-        def forward(batch: list[int]) -> list[Values]:
+        def forward(batch: list[int]) -> list[TokenAlignment]:
             rows = [encoded[i] for i in batch]
             pad = aligner.padding_id(pair.ids for pair in rows)
             return read(pad_pairs(rows, pad, aligner.model.device), rows)
 
         lengths = [len(pair.ids) for pair in encoded]
-        values = run_batched(lengths, aligner.batch_tokens, forward, aligner.text_padding)
-        return [*map(aligned, chosen, encoded, values)]
+        return run_batched(lengths, aligner.batch_tokens, forward, aligner.text_padding)
 
     sizes = [len(a) + len(b) for a, b in pairs]
     return in_windows(pairs, sizes, answer, aligner.batch_tokens)

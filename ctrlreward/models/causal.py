@@ -114,8 +114,9 @@ class CausalLM(FrozenModel):
         rows, tokens, sizes = self._rows([*groups.values()], lengths)
         # One array: small ones between the forward passes would fragment the heap.
         log_probs = np.full(len(tokens), np.nan)
+        deep = [row.depth >= self._reach for row in rows]
         for is_deep, as_inputs in ((False, tree_inputs), (True, padded_inputs)):
-            part = [row for row in rows if (row.depth >= self._reach) is is_deep]
+            part = [row for row, below in zip(rows, deep, strict=True) if below is is_deep]
             read = partial(self._read, part, as_inputs, tokens, log_probs)
             run_batched([row.size for row in part], self.batch_tokens, read, self.padding)
         order = np.argsort([place for group in groups.values() for place in group.places])
@@ -427,18 +428,15 @@ class BlankOrders:
 
     def of(self, task: Patterns) -> list[tuple[Continuation, Sequence[int]]]:
         """Return continuations, each with the places of its targets among the task's."""
-        asked: list[tuple[Continuation, Sequence[int]]] = []
         if not task.text:
-            first = 0
-            for blank in task.blanks:
-                asked.append((self._continuation(blank), range(first, first + len(blank.targets))))
-                first += len(blank.targets)
-            return asked
+            ends = [*accumulate(len(blank.targets) for blank in task.blanks)]
+            places = [range(n - len(b.targets), n) for b, n in zip(task.blanks, ends, strict=True)]
+            return [*zip(map(self._continuation, task.blanks), places, strict=True)]
+        asked: list[tuple[Continuation, Sequence[int]]] = []
         for prompt in self._prompts(task.blanks):
             text = task.text.lstrip() if prompt.is_first else task.text
             text = text.rstrip() if prompt.is_last else text
-            continuation = Continuation((*prompt.before, text), prompt.targets)
-            asked.append((continuation, prompt.places))
+            asked.append((Continuation((*prompt.before, text), prompt.targets), prompt.places))
         return asked
 
     def _continuation(self, blank: Blank) -> Continuation:
@@ -485,14 +483,12 @@ def _filling(blank: Blank, target: str, follows: bool) -> str:
 
 def _stripped(pieces: tuple[str, ...]) -> tuple[str, ...]:
     """Return pieces without white space around the whole."""
-    kept = list(pieces)
-    while kept and not kept[0].strip():
-        del kept[0]
-    while kept and not kept[-1].strip():
-        del kept[-1]
-    if kept:
-        kept[0] = kept[0].lstrip()
-        kept[-1] = kept[-1].rstrip()
+    inside = [i for i, piece in enumerate(pieces) if piece.strip()]
+    if not inside:
+        return ()
+    kept = [*pieces[inside[0] : inside[-1] + 1]]
+    kept[0] = kept[0].lstrip()
+    kept[-1] = kept[-1].rstrip()
     return tuple(kept)
 
 
@@ -518,8 +514,7 @@ def _chat_order(tokenizer: PreTrainedTokenizerBase) -> Order | None:
     later = [*earlier, {"role": "user", "content": slot}]
     render = partial(tokenizer.apply_chat_template, tokenize=False)
     try:
-        begun = str(render(earlier))
-        whole = str(render(later, add_generation_prompt=True))
+        begun, whole = str(render(earlier)), str(render(later, add_generation_prompt=True))
     except (TemplateError, ValueError) as error:
         begun, whole = "", f"({error})"
     start = "".join(map(control_of(tokenizer).names.__getitem__, start_token(tokenizer)))

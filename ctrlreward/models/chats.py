@@ -20,23 +20,18 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
     if isinstance(chat, str):
         return chat
     contents = []
-    for message in chat:
-        if not isinstance(message, Mapping):
-            raise TypeError(
-                "a message must be a text, or a list of messages with role and content, got "
-                f"{kind_of(message)}"
-            )
-        if role is None or message.get("role") == role:
+    try:
+        for message in chat:
             content = message.get("content") or ""
             if not isinstance(content, str):
-                try:
-                    content = "".join(part["text"] for part in content if part.get("type") in _TEXT)
-                except (AttributeError, KeyError, TypeError):
-                    raise TypeError(
-                        "content must be a text, or a list of parts with type and text, got "
-                        f"{kind_of(content)} of another form"
-                    ) from None
-            contents.append(content)
+                content = "".join(part["text"] for part in content if part.get("type") in _TEXT)
+            if role is None or message.get("role") == role:
+                contents.append(content)
+    except (AttributeError, KeyError, TypeError):
+        raise TypeError(
+            "a message must be a text, or a list of messages with role and content, got "
+            f"{kind_of(chat)} of another form"
+        ) from None
     return "\n".join(filter(None, contents))
 
 

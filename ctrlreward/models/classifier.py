@@ -34,31 +34,14 @@ class LabelProbabilities(Protocol):
 class Classifier(FrozenModel):
     """Frozen sequence classifier with one output per label.
 
-    Takes the arguments of `FrozenModel`; `labels` are names of the outputs, None takes `id2label`.
-    `problem_type="multi_label_classification"` in its config sets `multi_label`.
-
-    Raises:
-        ValueError: The model does not have a trained head, is a regression model, or the numbers
-            of labels and outputs differ.
-
-    Examples:
-        >>> classifier = Classifier("distilbert/distilbert-base-uncased-finetuned-sst-2-english")
-        >>> classifier.labels
-        ('NEGATIVE', 'POSITIVE')
+    Takes the arguments of `FrozenModel`. `problem_type="multi_label_classification"` in its config
+    sets `multi_label`.
     """
 
     auto_class = AutoModelForSequenceClassification
 
-    def __init__(
-        self,
-        model: str,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-        labels: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(model, device, dtype, batch_tokens)
-        self.labels = _labels(model, self.model.config, labels)
+    def _prepare(self) -> None:
+        self.labels = _labels(self.name, self.model.config)
         self.multi_label = self.model.config.problem_type == "multi_label_classification"
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
@@ -75,21 +58,14 @@ class Classifier(FrozenModel):
 
 def classifier_labels(model: str) -> tuple[str, ...]:
     """Return the labels of a `Classifier`, from its config."""
-    return _labels(model, load_config(model), None)
+    return _labels(model, load_config(model))
 
 
-def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, ...]:
+def _labels(name: str, config: Any) -> tuple[str, ...]:
     outputs = config.num_labels
     if outputs < 2 or getattr(config, "problem_type", None) == "regression":
         raise ValueError(
-            f"model = {name!r} has {outputs} {'output' if outputs == 1 else 'outputs'} and is a "
-            "regression model, must be a classifier with 2 labels or more (see problem_type in its "
-            "config.json). RewardModel scores texts by a regression."
+            f"model = {name!r} has {outputs} outputs of a regression, must be a classifier with 2 "
+            "labels or more. Use RewardModel for a regression."
         )
-    labels = tuple(given or (config.id2label[i] for i in range(outputs)))
-    if len(labels) != outputs:
-        raise ValueError(
-            f"labels must have one label per output, in order, got {list(labels)} for the "
-            f"{outputs} outputs of model = {name!r}"
-        )
-    return labels
+    return tuple(config.id2label[i] for i in range(outputs))

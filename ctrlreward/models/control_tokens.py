@@ -46,19 +46,12 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 class Control(NamedTuple):
-    """Control tokens of a tokenizer.
-
-    Attributes:
-        ids: Id of each token.
-        names: Token of each id.
-        literal: Ids that no text has: of tokens longer than a character, without the unknown one.
-        pattern: Matches the tokens longer than a character.
-    """
+    """Control tokens of a tokenizer."""
 
     ids: Mapping[str, int]
     names: Mapping[int, str]
-    literal: frozenset[int]
-    pattern: re.Pattern[str]
+    literal: frozenset[int]  # longer than a character, without the unknown one: no text has them
+    pattern: re.Pattern[str]  # of the tokens longer than a character
 
 
 _CONTROL: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[str, ...], Control]]
@@ -107,12 +100,8 @@ def chat_pieces(
     """
     control = control_of(tokenizer)
     template: Any = tokenizer.apply_chat_template
-    render = partial(
-        template,
-        tokenize=False,
-        add_generation_prompt=add_generation_prompt,
-        **variables,
-    )
+    options = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **variables}
+    render = partial(template, **options)
     text = str(render([*messages]))
     contents = "".join(turn["content"] for turn in messages)
     written = sorted({found[0] for found in control.pattern.finditer(contents)})
@@ -135,8 +124,8 @@ def chat_pieces(
         pieces.append(piece)
     if "".join(p if isinstance(p, str) else control.names[p] for p in pieces) != text:
         raise ValueError(
-            f"the chat template of {tokenizer.name_or_path} changes a message that has a control "
-            f"token. Remove {' and '.join(map(repr, written))} from the message."
+            f"a message must not have {' and '.join(map(repr, written))}, as the chat template of "
+            f"{tokenizer.name_or_path} changes it"
         )
     return tuple(pieces)
 
@@ -202,24 +191,22 @@ def _copy(
             setattr(backend, part, getattr(published, part))
     if broken is not None:
         # The first character goes to the piece before, so that no space is added in between.
-        split = Split(Regex(_after_first(broken)), "merged_with_previous")
+        firsts = "|".join(f"{re.escape(t[0])}(?={re.escape(t[1:])})" for t in broken)
+        split = Split(Regex(firsts), "merged_with_previous")
         own = backend.pre_tokenizer
         backend.pre_tokenizer = split if own is None else PreTokenizers([own, split])
     for _, token in sorted(published.get_added_tokens_decoder().items()):
         # Special tokens are not looked for in a text.
         is_control = token.content in control.ids
-        backend.add_tokens(
-            [
-                AddedToken(
-                    token.content,
-                    single_word=token.single_word and is_control,
-                    lstrip=token.lstrip,
-                    rstrip=token.rstrip,
-                    normalized=token.normalized and is_control,
-                    special=is_control,
-                )
-            ]
+        read = AddedToken(
+            token.content,
+            single_word=token.single_word and is_control,
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            normalized=token.normalized and is_control,
+            special=is_control,
         )
+        backend.add_tokens([read])
     backend.encode_special_tokens = True
     spelling._tokenizer = backend
     return spelling
@@ -234,13 +221,3 @@ def _unspelled(spelling: Any, control: Control, literals: Sequence[str]) -> froz
     rows = spelling(texts, add_special_tokens=False, verbose=False).input_ids
     wrong = [k for k, row in enumerate(rows) if not ids.isdisjoint(row)]
     return frozenset(literals[k // len(_AROUND)] for k in wrong)
-
-
-def _after_first(literals: Iterable[str]) -> str:
-    """Return a pattern, for tokenizers, of the first character of some strings."""
-    rests: dict[str, list[str]] = {}
-    for text in literals:
-        rests.setdefault(text[0], []).append(text[1:])
-    return "|".join(
-        f"{re.escape(first)}(?={'|'.join(map(re.escape, rest))})" for first, rest in rests.items()
-    )

@@ -25,11 +25,8 @@ _BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
     """Return the floating-point type to load a model in.
 
-    Args:
-        dtype: One of `DTYPES`. None is float32 on the CPU and bfloat16 on CUDA (float16 on older
-            devices). `"fastest"` is the same on CUDA; on the CPU it is bfloat16 if the processor
-            has instructions for it, which are two to four times as fast as float32.
-        device: Device of the model, as in torch (`"cpu"`, `"cuda:1"`).
+    None is float32 on the CPU and bfloat16 on CUDA (float16 on older devices). `"fastest"` is the
+    same on CUDA; on the CPU it is bfloat16 if the processor has instructions for it.
     """
     kind = torch.device(device).type
     if kind == "cuda" and not torch.cuda.is_available():

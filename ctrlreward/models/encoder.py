@@ -53,13 +53,7 @@ def token_layer(model: str) -> int | None:
 
 
 class Encoder(FrozenModel):
-    """Frozen encoder that is computed up to a `layer`, 0 for the embeddings, None for all.
-
-    Takes the arguments of `FrozenModel`.
-
-    Raises:
-        ValueError: The model has fewer layers, or its checkpoint lacks weights.
-    """
+    """Frozen encoder that is computed up to a `layer`, 0 for the embeddings, None for all."""
 
     auto_class = AutoModel
 
@@ -82,7 +76,7 @@ class Encoder(FrozenModel):
         """Return unit vectors as sentence-transformers computes them, float64, (texts, width).
 
         NaN for a text without a token that the model knows. Long texts are truncated, with a
-        warning. A ValueError if the folder declares a layer of the package that is not read.
+        warning.
         """
         pooling = declared_pooling(self.name)
 
@@ -132,10 +126,9 @@ def declared_pooling(model: str) -> str:
     names = [key.removeprefix("pooling_mode_").removesuffix("_tokens") for key in used]
     names = [name.removesuffix("_token") for name in names]
     if other or len(names) > 1 or any(name not in POOLING for name in names):
-        what = ", ".join(other or names)
         raise ValueError(
-            f"model = {model!r} is a model of sentence-transformers with {what}, which is not "
-            "read. Pass an object with `embed` that calls that package."
+            f"model = {model!r} must have no layer of sentence-transformers that is not read, got "
+            f"{', '.join(other or names)}"
         )
     return names[0] if names else "mean"
 
@@ -144,13 +137,10 @@ def drop_layers(model: PreTrainedModel, count: int, name: str) -> None:
     """Drop the layers above the first `count`; a ValueError if they can't be cut or are fewer."""
     total = model.config.num_hidden_layers
     if not 0 <= count <= total:
-        raise ValueError(f"layer = {count} must be 0 to {total}, the layers of {name!r}")
+        raise ValueError(f"layer must be 0 to {total}, the layers of {name!r}, got {count}")
     stacks = [m for m in model.modules() if isinstance(m, ModuleList) and len(m) == total]
     if not stacks and model.config.model_type != "albert":  # runs one layer `total` times
-        raise ValueError(
-            f"layer = {count}: {name!r} is a {model.config.model_type}, whose layers can't be cut. "
-            "Leave layer out."
-        )
+        raise ValueError(f"layer must be None for a {model.config.model_type}, got {count}")
     for stack in stacks:
         del stack[count:]
     model.config.num_hidden_layers = count

@@ -33,19 +33,11 @@ class InverseFrequency:
     Examples:
         >>> InverseFrequency(np.array([0.0, 2.5, 0.7])).sentence_weight([0, 2, 1, 2])
         2.5
-        >>> from ctrlreward.models.loading import load_tokenizer
-        >>> tokenizer = load_tokenizer("smollm2-135m")
-        >>> table = InverseFrequency.from_corpus(["The soup was good.", "Cold soup."], tokenizer)
     """
 
     weights: npt.NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        if isinstance(self.weights, str | PathLike):
-            raise TypeError(
-                f"weights must be an array, got {str(self.weights)!r}. Read a file with "
-                "InverseFrequency.from_file."
-            )
         weights = np.array(self.weights, dtype=np.float64)
         if weights.ndim != 1:
             raise ValueError(f"weights must be one weight per token, got shape {weights.shape}")
@@ -60,16 +52,10 @@ class InverseFrequency:
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> InverseFrequency:
         """Read a file of one weight a line, such as the published table."""
-        weights = []
-        text = Path(path).read_text(encoding="utf-8")
-        for number, line in enumerate(text.splitlines(), 1):
-            try:
-                weights.append(float(line))
-            except ValueError as error:
-                raise ValueError(
-                    f"{path}:{number} = {line[:40]!r} is not a weight, must be one number per line"
-                ) from error
-        return cls(np.array(weights))
+        try:
+            return cls(np.loadtxt(path, comments=None, ndmin=1))
+        except ValueError as error:
+            raise ValueError(f"iwf must have one number per line, got {path}: {error}") from error
 
     @classmethod
     def from_corpus(
@@ -122,9 +108,8 @@ class InverseFrequency:
         """Return these weights if they fit a vocabulary, `len(tokenizer)` of the scoring model."""
         if len(self.weights) != vocabulary:
             raise ValueError(
-                f"iwf has {len(self.weights)} weights, and the model's tokenizer has {vocabulary} "
-                "tokens. Use a table for this tokenizer, InverseFrequency.from_corpus(sentences, "
-                "tokenizer), or iwf=None for the default."
+                f"iwf must have a weight for each of the {vocabulary} tokens of the model, got "
+                f"{len(self.weights)}"
             )
         return self
 

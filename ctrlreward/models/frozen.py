@@ -19,7 +19,6 @@ from ctrlreward.models.batching import (
     run_distinct,
     token_budget,
 )
-from ctrlreward.models.dtypes import Quantization
 from ctrlreward.models.loading import AutoClass, check_vocabulary, load_frozen, load_tokenizer
 from ctrlreward.models.tokenization import encode_texts, max_tokens, warn_unknown
 
@@ -32,9 +31,8 @@ class FrozenModel:
     Args:
         model: Local folder, hub id or short name.
         device: Device of the model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
+        dtype: See `pick_dtype`.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-        quantization: Quantization of the linear layers; None for none.
     """
 
     auto_class: ClassVar[AutoClass]
@@ -45,10 +43,8 @@ class FrozenModel:
         device: str = "cpu",
         dtype: str | None = None,
         batch_tokens: int | None = None,
-        quantization: Quantization | None = None,
     ) -> None:
         self.name = model
-        self.quantization = quantization
         self.model = self._load(model, device, dtype)
         self.tokenizer = self._load_tokenizer(model)
         check_vocabulary(model, self.tokenizer, self.model, reads_padding=False)
@@ -64,7 +60,7 @@ class FrozenModel:
         self._prepare()
 
     def _load(self, model: str, device: str, dtype: str | None) -> PreTrainedModel:
-        return load_frozen(self.auto_class, model, device, dtype, self.quantization)
+        return load_frozen(self.auto_class, model, device, dtype)
 
     def _load_tokenizer(self, model: str) -> PreTrainedTokenizerBase:
         return load_tokenizer(model)

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from ctrlreward.models.completeness import check_complete, model_named
-from ctrlreward.models.dtypes import Quantization, pick_dtype, quantization_config
+from ctrlreward.models.dtypes import pick_dtype
 from ctrlreward.models.sources import resolve
 
 AutoClass: TypeAlias = Any  # with `from_pretrained`, such as `AutoModelForCausalLM`
@@ -57,25 +57,18 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 
 
 def load_frozen(
-    auto_class: AutoClass,
-    model: str,
-    device: str = "cpu",
-    dtype: str | None = None,
-    quantization: Quantization | None = None,
+    auto_class: AutoClass, model: str, device: str = "cpu", dtype: str | None = None
 ) -> PreTrainedModel:
     """Load a pretrained model for inference on its device: safetensors, no remote code."""
-    picked = pick_dtype(dtype, device)
-    quantized = quantization_config(quantization, picked, "quantization")
-    loaded = load_weights(auto_class, model, load_config(model), picked, quantized, device)
+    loaded = load_weights(auto_class, model, load_config(model), pick_dtype(dtype, device))
     return freeze(loaded, device)
 
 
 def freeze(model: PreTrainedModel, device: str) -> PreTrainedModel:
     """Prepare a loaded model for inference on a device."""
     frozen = model.eval().requires_grad_(False)
-    if getattr(frozen, "hf_quantizer", None) is None:
-        frozen = frozen.to(torch.device(device))
-    return frozen
+    is_quantized = getattr(frozen, "hf_quantizer", None) is not None  # as its checkpoint is
+    return frozen if is_quantized else frozen.to(torch.device(device))
 
 
 def load_weights(
@@ -129,8 +122,8 @@ def check_vocabulary(
     outside = [t for t, i in tokenizer.get_vocab().items() if i >= rows and t not in unread]
     if outside:
         raise ValueError(
-            f"model = {model!r} embeds {rows} tokens, but its tokenizer has {len(outside)} more, "
-            f"such as {min(outside)!r}. Use the tokenizer that the model was trained with."
+            f"model = {model!r} must embed all tokens of its tokenizer, got {rows} rows, none of "
+            f"{min(outside)!r}"
         )
 
 
@@ -142,10 +135,7 @@ def _check_decoder(model: str, config: PretrainedConfig) -> None:
         and not getattr(config, "causal", False)
     )
     if is_encoder or config.is_encoder_decoder:
-        raise ValueError(
-            f"model = {model!r} is of type {config.model_type}, must be a decoder-only language "
-            "model"
-        )
+        raise ValueError(f"model = {model!r} must be decoder-only, got a {config.model_type}")
 
 
 @contextlib.contextmanager

@@ -137,8 +137,7 @@ def check_output_layer(model: PreTrainedModel) -> None:
         (ours,) = logit_blocks(model, hidden)
     if not torch.allclose(ours, expected.float(), rtol=1e-2, atol=1e-2):
         raise ValueError(
-            f"{model.config.model_type} models transform their logits after the output layer in a "
-            "way that ctrlreward does not support. Use another base model, or open an issue."
+            f"model must not change the logits of its output layer, got a {model.config.model_type}"
         )
 
 

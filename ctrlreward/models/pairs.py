@@ -38,6 +38,7 @@ class EncodedPair(NamedTuple):
     places: tuple[Ids, ...]
     spans: tuple[Span, ...]
     has_b: bool
+    size: int  # of a, in characters
     dropped: tuple[int, int] = (0, 0)
 
 
@@ -87,17 +88,14 @@ def warn_truncated_pairs(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], 
     """Log one warning for all pairs with a truncated a, one for all with only b truncated."""
     cut = [i for i, pair in enumerate(encoded) if pair.dropped[0]]
     without_end = [i for i, pair in enumerate(encoded) if pair.dropped[1] and not pair.dropped[0]]
-    for consequence, indices in (
-        ("a fills the limit and is truncated", cut),
-        ("the end of b is dropped", without_end),
-    ):
-        if indices:
-            first = encoded[indices[0]]
-            a, b = (shortened(text) for text in pairs[indices[0]])
-            others = f" (and {len(indices) - 1} more pairs)" if len(indices) > 1 else ""
-            tokens = len(first.ids) + sum(first.dropped)
+    for lost, rows in (("the end of a", cut), ("the end of b", without_end)):
+        if rows:
+            a, b = map(shortened, pairs[rows[0]])
+            size = len(encoded[rows[0]].ids) + sum(encoded[rows[0]].dropped)
             log.warning(
-                f"({a}, {b}) has {tokens} tokens and the model reads {limit}: {consequence}{others}"
+                "%s is dropped of %d pairs beyond the %d tokens that the model reads, such as "
+                "(%s, %s), which has %d",
+                *(lost, len(rows), limit, a, b, size),
             )
 
 
@@ -150,6 +148,7 @@ def _pair(batch: object, row: int, a: str, unit: Unit, side: int, before: int) -
         places,
         spans,
         has_b,
+        len(a),
     )
 
 

@@ -48,11 +48,6 @@ class RewardHead(FrozenModel):
         self.base = base_of(model)
         if self.base is None:
             return super()._load(model, device, dtype)
-        if self.quantization is not None:
-            raise ValueError(
-                f"quantization must be None for an adapter, got {self.quantization!r}: merge it "
-                "into its base model by peft's merge_and_unload, and pass the merged folder"
-            )
         return load_adapted(model, self.base, device, dtype)
 
     def _load_tokenizer(self, model: str) -> PreTrainedTokenizerBase:
@@ -100,21 +95,14 @@ def output_names(model: str) -> tuple[str, ...]:
         return (REWARD,)
     if getattr(config, "problem_type", None) != "regression":
         kind = next(iter(config.architectures or ()), config.model_type)
-        if "SequenceClassification" not in kind:
-            raise ValueError(
-                f"model = {model!r} is a {kind} without a head of one output, must be a reward "
-                "model, such as TRL's RewardTrainer trains"
-            )
         raise ValueError(
-            f"model = {model!r} is a classifier with {count} labels, must have one output, or "
-            "problem_type 'regression' in its config.json. Use Accuracy for a classifier."
+            f"model = {model!r} must be a reward model with one output, or with problem_type "
+            f"'regression' in its config.json, got a {kind} with {count} labels. Use Accuracy for "
+            "a classifier."
         )
     names = tuple(str(config.id2label[i]) for i in range(count))
-    if len(set(names)) < count:
-        raise ValueError(
-            f"model = {model!r} has outputs of one name in id2label of its config.json, must be "
-            f"different, got {', '.join(names)}"
-        )
+    if len({*names}) < count:
+        raise ValueError(f"model = {model!r} must have distinct names in id2label, got {names}")
     return names
 
 

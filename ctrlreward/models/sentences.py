@@ -47,14 +47,8 @@ def find_splitter(
 ) -> Callable[[str], list[str]]:
     """Return the sentence splitter of a name; a callable is returned unchanged.
 
-    Args:
-        splitter: A function from a text to its sentences, or one of
-
-            - `"rules"` (same as None): `split_sentences`;
-            - `"sentencex"`: Wikimedia's library with its English rules; also splits where the
-              space between sentences is missing;
-            - `"nltk"`: NLTK's Punkt, which the CTRLEval paper used; its data is a separate
-              download (`python -m nltk.downloader punkt_tab`).
+    `"rules"` (or None) is `split_sentences`, `"sentencex"` Wikimedia's library, `"nltk"` NLTK's
+    Punkt, which the CTRLEval paper used (`python -m nltk.downloader punkt_tab`).
     """
     if callable(splitter):
         return splitter
@@ -67,8 +61,7 @@ def find_splitter(
         tokenize = import_extra("nltk", "sentence_splitter = 'nltk'").sent_tokenize
         return partial(_split_by, tokenize)
     raise ValueError(
-        f"sentence_splitter must be a function str → list[str], or one of 'rules', 'sentencex', "
-        f"'nltk', got {splitter!r}"
+        f"sentence_splitter must be a function or 'rules', 'sentencex' or 'nltk', got {splitter!r}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import chain, groupby
 from typing import NamedTuple
 
@@ -104,12 +104,10 @@ class Seq2SeqInfiller(FrozenModel):
         check_output_layer(self.model)
         self._family = self.model.config.model_type
         if self._family not in _MASKS:
-            raise ValueError(
-                f"{self._family} models are not supported for infilling. Use an encoder-decoder "
-                f"of {', '.join(_MASKS)}, or a decoder-only model."
-            )
+            raise ValueError(f"model must be of {', '.join(_MASKS)}, got a {self._family}")
         self._mask = control_tokens(self.tokenizer).get(_MASKS[self._family], _NO_MASK)
         self._apart = reads_apart(self.tokenizer)
+        self._special = special_ids(self.tokenizer)
         # Words that all texts share.
         self._fillings = lru_cache(maxsize=256)(self._read_fillings)
         self._layout = lru_cache(maxsize=256)(_layout)
@@ -131,10 +129,7 @@ class Seq2SeqInfiller(FrozenModel):
     ) -> list[TokenScores]:
         """Answer tasks; add the lengths of patterns and of what the decoder reads to two lists."""
         if self._mask == _NO_MASK and any(task.blanks for task in tasks):
-            raise ValueError(
-                f"the tokenizer of model = {self.name!r} has no mask token for blanks. Use the "
-                "tokenizer that the model was pretrained with."
-            )
+            raise ValueError(f"model = {self.name!r} must have a mask token for blanks")
         # The text may be part of what the decoder is given.
         blanks = [blank.about(task.text) for task in tasks for blank in task.blanks]
         sources = self._encode([(*blank.left, self._mask, *blank.right) for blank in blanks])
@@ -168,15 +163,12 @@ class Seq2SeqInfiller(FrozenModel):
             given, strings = (start,), [*targets]
             end = (self.tokenizer.eos_token_id,) if ends else ()
         elif self._family == "bart":  # the whole text, which is given up to the blank
-            given = (start, self.tokenizer.bos_token_id, *self._read_string(left))
+            (read,) = read_strings(self.tokenizer, [left])["input_ids"]
+            given = (start, self.tokenizer.bos_token_id, *read)
             if left and joined:  # with the space, if any, between both
                 strings = [target.rstrip() for target in targets]
         rows = read_strings(self.tokenizer, strings)["input_ids"]
         return tuple(Filling(given, (*row, *end)) for row in rows)
-
-    def _read_string(self, text: str) -> list[int]:
-        ids: list[int] = read_strings(self.tokenizer, [text])["input_ids"][0]
-        return ids
 
     def _encode(self, rows: Sequence[Pieces]) -> list[Integers]:
         """Return the ids of strings in pieces, with special tokens."""
@@ -188,10 +180,6 @@ class Seq2SeqInfiller(FrozenModel):
             np.array([*before, *(i for c in cut for i in readings[c].ids), *after], np.int64)
             for cut in cuts
         ]
-
-    @cached_property
-    def _special(self) -> tuple[Ids, Ids]:
-        return special_ids(self.tokenizer)
 
     def _around_mask(self, ids: Integers) -> Integers:
         """Truncate a masked text around its mask to the model's context."""
@@ -206,76 +194,76 @@ class Seq2SeqInfiller(FrozenModel):
     ) -> TokenScores:
         """Score the fillings of all masked texts, in order; equal texts are encoded once."""
         asked = [*zip((source.tobytes() for source in sources), fillings, strict=True)]
-        distinct: dict[bytes, _Source] = {}
-        for (key, group), source in zip(asked, sources, strict=True):
-            distinct.setdefault(key, _Source(source, {})).layouts[group] = self._layout(group)
-        ends = np.cumsum(
-            [sum(len(each.tokens) for each in s.layouts.values()) for s in distinct.values()]
-        )
-        most = max(_STATES_PER_CALL, self.batch_tokens)
-        keys = [(key, group) for key, source in distinct.items() for group in source.layouts]
-        log_probs: list[npt.NDArray[np.float64]] = []
-        scored = [*distinct.values()]
-        with track("reading", len(scored)) as progress:
-            for _, run in groupby(range(len(scored)), lambda i: ends[i] // most):
-                together = [scored[i] for i in run]
-                with progress.part(len(together)):
-                    log_probs += self._score(together)
-        found = dict(zip(keys, log_probs, strict=True))
-        layouts = [distinct[key].layouts[group] for key, group in asked]
+        ids = {key: source for (key, _), source in zip(asked, sources, strict=True)}
+        layouts: dict[bytes, dict[tuple[Filling, ...], Layout]] = {key: {} for key in ids}
+        for key, group in asked:
+            layouts[key][group] = self._layout(group)
+        scored = [sum(len(each.tokens) for each in own.values()) for own in layouts.values()]
+        ends, most = np.cumsum(scored), max(_STATES_PER_CALL, self.batch_tokens)
+        keys = [*ids]
+        found: dict[tuple[bytes, tuple[Filling, ...]], npt.NDArray[np.float64]] = {}
+        with track("reading", len(keys)) as progress:
+            for _, run in groupby(range(len(keys)), lambda i: ends[i] // most):
+                chosen = [keys[i] for i in run]
+                with progress.part(len(chosen)):
+                    own = [[*layouts[key].values()] for key in chosen]
+                    values = self._score([ids[key] for key in chosen], own)
+                groups = [(key, group) for key in chosen for group in layouts[key]]
+                found.update(zip(groups, values, strict=True))
+        parts = [(layouts[key][group], found[key, group]) for key, group in asked]
         return TokenScores(
-            np.concatenate([NOTHING, *(layout.tokens for layout in layouts)]),
-            np.concatenate([np.zeros(0), *(found[each] for each in asked)]),
-            np.concatenate([NOTHING, *(layout.sizes for layout in layouts)]),
+            np.concatenate([NOTHING, *(layout.tokens for layout, _ in parts)]),
+            np.concatenate([np.zeros(0), *(log_probs for _, log_probs in parts)]),
+            np.concatenate([NOTHING, *(layout.sizes for layout, _ in parts)]),
         )
 
-    def _score(self, sources: Sequence[_Source]) -> list[npt.NDArray[np.float64]]:
-        """Return the log-probabilities of each layout, by one call of the output layer."""
-        layouts = [layout for source in sources for layout in source.layouts.values()]
-        first = np.cumsum([0, *(layout.states for layout in layouts)])
-        owners = np.repeat(np.arange(len(sources)), [len(source.layouts) for source in sources])
+    def _score(
+        self, sources: Sequence[Integers], layouts: Sequence[Sequence[Layout]]
+    ) -> list[npt.NDArray[np.float64]]:
+        """Return the log-probabilities of the layouts of each source, by one output layer."""
+        owned = [(source, layout) for source, own in enumerate(layouts) for layout in own]
+        flat = [layout for _, layout in owned]
+        first = np.cumsum([0, *(layout.states for layout in flat)]).tolist()
         # One allocation: small ones between the batches would fragment the heap.
         states = torch.empty(
-            (int(first[-1]), self.model.config.d_model),
+            (first[-1], self.model.config.d_model),
             dtype=self.model.dtype,
             device=self.model.device,
         )
         rows = [
-            _PlacedRow(row.read, row.unused, row.begin + int(start), int(owner))
-            for layout, start, owner in zip(layouts, first[:-1], owners, strict=True)
+            row._replace(begin=row.begin + start, source=source)
+            for (source, layout), start in zip(owned, first[:-1], strict=True)
             for row in layout.rows
         ]
-        lengths = [len(source.ids) for source in sources]
         read = partial(self._read, sources, rows, states)
-        run_batched(lengths, self.batch_tokens, read, self.padding)
-        predicting = [each.predicting + k for each, k in zip(layouts, first[:-1], strict=True)]
+        run_batched([*map(len, sources)], self.batch_tokens, read, self.padding)
+        predicting = [each.predicting + k for each, k in zip(flat, first[:-1], strict=True)]
         values = token_log_probs(
             self.model,
             states,
             torch.from_numpy(np.concatenate(predicting)),
-            torch.from_numpy(np.concatenate([layout.tokens for layout in layouts])),
+            torch.from_numpy(np.concatenate([layout.tokens for layout in flat])),
             block=self.block,
         )
-        edges = np.cumsum([len(layout.tokens) for layout in layouts])[:-1]
+        edges = np.cumsum([len(layout.tokens) for layout in flat])[:-1]
         return np.split(values.cpu().double().numpy(), edges)
 
     def _read(
         self,
-        sources: Sequence[_Source],
-        rows: Sequence[_PlacedRow],
+        sources: Sequence[Integers],
+        rows: Sequence[DecoderRow],
         states: Tensor,
         batch: list[int],
     ) -> list[None]:
         """Run some sources and their decoder rows; write the predicting states."""
         pad = self.declared_padding or 0
-        ids, mask = pad_rows([sources[i].ids for i in batch], pad, self.model.device)
+        ids, mask = pad_rows([sources[i] for i in batch], pad, self.model.device)
         encoded = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
         place = {source: k for k, source in enumerate(batch)}
-        own = [row for row in rows if row.owner in place]
-        own = [row._replace(owner=place[row.owner]) for row in own]
+        own = [row._replace(source=place[row.source]) for row in rows if row.source in place]
         # A decoder row also takes the memory of its source's states, about half of what the encoder
         # takes for a token.
-        lengths = [len(row.read) + (len(sources[batch[row.owner]].ids) + 1) // 2 for row in own]
+        lengths = [len(row.read) + (len(sources[batch[row.source]]) + 1) // 2 for row in own]
         decode = partial(self._decode, encoded, mask, own, states)
         run_batched(lengths, self.batch_tokens, decode, self.padding)
         return [None] * len(batch)
@@ -284,7 +272,7 @@ class Seq2SeqInfiller(FrozenModel):
         self,
         encoded: Tensor,
         mask: Tensor,
-        rows: Sequence[_PlacedRow],
+        rows: Sequence[DecoderRow],
         states: Tensor,
         batch: list[int],
     ) -> list[None]:
@@ -293,7 +281,7 @@ class Seq2SeqInfiller(FrozenModel):
         read, _ = pad_rows(
             [row.read for row in chosen], self.declared_padding or 0, self.model.device
         )
-        owners = torch.tensor([row.owner for row in chosen], device=self.model.device)
+        owners = torch.tensor([row.source for row in chosen], device=self.model.device)
         hidden, _ = states_and_output(
             self.model,
             encoder_outputs=BaseModelOutput(last_hidden_state=encoded[owners]),
@@ -311,41 +299,29 @@ class Seq2SeqInfiller(FrozenModel):
         return [None] * len(batch)
 
 
-class _DecoderRow(NamedTuple):
-    """Decoder input, its leading states that predict no scored token, and its first state."""
+class DecoderRow(NamedTuple):
+    """Decoder input, its leading states that predict no scored token, and where the others go.
+
+    `begin` is the place of its first state among all, `source` that of its source.
+    """
 
     read: Ids
     unused: int
     begin: int
+    source: int = 0
 
 
-class _PlacedRow(NamedTuple):
-    """A decoder row, its first state among all, and the place of its source."""
-
-    read: Ids
-    unused: int
-    begin: int
-    owner: int
-
-
-class _Source(NamedTuple):
-    """Input of the encoder, and the decoder rows of each group of fillings."""
-
-    ids: Integers
-    layouts: dict[tuple[Filling, ...], _Layout]
-
-
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """Decoder rows of the fillings of a source, and their scored tokens, filling by filling."""
 
-    rows: list[_DecoderRow]
+    rows: list[DecoderRow]
     states: int
     predicting: Integers
     tokens: Integers
     sizes: Integers
 
 
-def _layout(fillings: tuple[Filling, ...]) -> _Layout:
+def _layout(fillings: tuple[Filling, ...]) -> Layout:
     """Merge fillings into decoder rows: an input may be a prefix of another."""
     merged: list[tuple[Ids, list[int]]] = []
     for i in sorted(range(len(fillings)), key=lambda i: -len(fillings[i].read)):
@@ -359,11 +335,11 @@ def _layout(fillings: tuple[Filling, ...]) -> _Layout:
     rows, states, starts = [], 0, [0] * len(fillings)
     for read, members in merged:
         unused = min(len(fillings[i].given) for i in members) - 1
-        rows.append(_DecoderRow(read, unused, states))
+        rows.append(DecoderRow(read, unused, states))
         for i in members:
             starts[i] = states + len(fillings[i].given) - 1 - unused
         states += len(read) - unused
     scored = [filling.scored for filling in fillings]
     predicting = [s + k for s, each in zip(starts, scored, strict=True) for k in range(len(each))]
     arrays = predicting, [token for each in scored for token in each], [*map(len, scored)]
-    return _Layout(rows, states, *(np.array(values, np.int64) for values in arrays))
+    return Layout(rows, states, *(np.array(values, np.int64) for values in arrays))

@@ -52,20 +52,12 @@ def trained_folder(name: str) -> Path:
 
 
 def resolve(model: str) -> str:
-    """Resolve a model name to a local folder that `from_pretrained` loads, or to its hub id.
+    """Return the local folder of a model that `from_pretrained` loads, or its hub id.
 
-    Args:
-        model: One of
-
-            - a short name in `SHORT_NAMES`, downloaded on first use (`./name` is a local folder);
-            - a name in `TRAINED_NAMES`, once its configuration has been trained;
-            - a local folder with `config.json` and `*.safetensors`; pickled weights are never read;
-            - a `*.gguf` file of a decoder-only model, or a folder with one: converted once to
-              float32 safetensors in `cache_folder()`;
-            - anything else: a Hugging Face id, returned unchanged.
-
-    Raises:
-        ValueError: It is a path without a model, or names word vectors or an untrained model.
+    A name is short (`SHORT_NAMES`, downloaded on first use, `TRAINED_NAMES`, once trained), a
+    folder with `config.json` and `*.safetensors`, a `*.gguf` file of a decoder-only model or a
+    folder with one (converted once to float32 safetensors in the cache), else a Hugging Face id.
+    A ValueError for a path without a model.
     """
     if model in SHORT_NAMES:
         return str(unpacked(model, SHORT_NAMES[model], _write_model))
@@ -73,8 +65,8 @@ def resolve(model: str) -> str:
         folder = trained_folder(model)
         if not (folder / "config.json").is_file():
             raise ValueError(
-                f"model = {model!r} is not trained yet. Run `ctrlreward train --config "
-                f"{TRAINED_NAMES[model]}`, which writes {folder}."
+                f"model = {model!r} must be trained first, by `ctrlreward train --config "
+                f"{TRAINED_NAMES[model]}`"
             )
         return str(folder)
     path = Path(model).expanduser()

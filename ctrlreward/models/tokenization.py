@@ -49,14 +49,16 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit
     if not texts:
         return []
     rows, lengths = read_rows(text_reader(tokenizer, texts), texts, limit)
-    long = [i for i, length in enumerate(lengths) if length > limit]
-    if long:
-        others = f" (and {len(long) - 1} more texts)" if len(long) > 1 else ""
+    if long := [i for i, length in enumerate(lengths) if length > limit]:
         log.warning(
             "%s has %d tokens and is truncated to the %d that the model reads%s",
-            *(shortened(texts[long[0]]), lengths[long[0]], limit, others),
+            *(shortened(texts[long[0]]), lengths[long[0]], limit, _others(long)),
         )
     return rows
+
+
+def _others(rows: Sequence[int]) -> str:
+    return f" (and {len(rows) - 1} more texts)" if len(rows) > 1 else ""
 
 
 def read_rows(
@@ -97,9 +99,8 @@ def warn_unknown(
         spans = [span for token, span in pairs if token == unknown]
         parts = dict.fromkeys(texts[first][slice(*span)] for span in spans)
         which = f": {', '.join(map(repr, [*parts][:3]))}{', …' if len(parts) > 3 else ''}"
-    others = f" (and {len(found) - 1} more texts)" if len(found) > 1 else ""
     lack = "no token that the model knows" if unread else "tokens that the model does not know"
-    log.warning(f"{shortened(texts[first])} has {lack}, and can't tell from others{which}{others}")
+    log.warning(f"{shortened(texts[first])} has {lack}{which}{_others(found)}")
     return unread
 
 
@@ -121,10 +122,9 @@ def first_tokens(
             lengths[i], kept[i] = len(offsets), text[: offsets[limit - 1][1]]
     if lengths:
         longest = max(lengths, key=lengths.__getitem__)
-        others = f" (and {len(lengths) - 1} more texts)" if len(lengths) > 1 else ""
         log.warning(
             "%s has %d tokens: only the first %d are read, as max_tokens says%s",
-            *(shortened(texts[longest]), lengths[longest], limit, others),
+            *(shortened(texts[longest]), lengths[longest], limit, _others([*lengths])),
         )
     return kept
 

@@ -33,13 +33,6 @@ class Accuracy(ModelScorer[LabelProbabilities]):
             and corrupted texts.
         attribute: Attribute whose target is read, for samples with labels of several attributes.
         **options: See `ModelOptions`.
-
-    Examples:
-        >>> scorer = Accuracy("distilbert/distilbert-base-uncased-finetuned-sst-2-english")
-        >>> scorer.labels
-        ('NEGATIVE', 'POSITIVE')
-        >>> scorer["accuracy"](["The soup was good.", "Cold soup."], labels="POSITIVE").shape
-        (2,)
     """
 
     def __init__(
@@ -89,8 +82,8 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         expected = len(samples), len(self.labels)
         if probabilities.shape != expected:
             raise ValueError(
-                f"{type(classifier).__name__}.probabilities must return a row for each text and a "
-                f"column for each label, shape {expected}, got shape {probabilities.shape}"
+                f"{type(classifier).__name__}.probabilities must return an array of shape "
+                f"{expected}, got {probabilities.shape}"
             )
         chances = probabilities[np.arange(len(samples)), targets]
         predicted = probabilities.argmax(axis=1) == targets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -63,11 +63,17 @@ class Aligned(NamedTuple):
     sample: int
     direction: str
     part: int  # index of the reference; 0 for other directions
-    text: str
-    other: str
+    pair: tuple[str, str]
     alignment: TokenAlignment
     counted: npt.NDArray[np.bool_]  # whether each token counts, shape (tokens,)
     score: float
+
+    def explained(self) -> AlignedText:
+        """Return the text with the alignment of its tokens."""
+        spans, values = self.alignment
+        rows = zip(spans, values.tolist(), self.counted.tolist(), strict=True)
+        tokens = tuple(AlignedToken(*span, value, counts) for span, value, counts in rows)
+        return AlignedText(*self.pair, self.score, tokens)
 
 
 # Between knowledge and history, as in the training of the published dialog aligners.
@@ -135,24 +141,6 @@ _NO_TOKENS = TokenAlignment((), np.zeros(0))
 _Job: TypeAlias = tuple[str, str, int, int]
 
 
-def _folded(aspects: Iterable[str], found: Iterable[Aligned], n: int) -> dict[str, Scores]:
-    """Return the scores of aspects and of their directions, each of shape (n,)."""
-    parts: dict[str, list[list[float]]] = {
-        d: [[] for _ in range(n)] for a in aspects for d in ASPECTS[a].directions
-    }
-    for aligned in found:
-        parts[aligned.direction][aligned.sample].append(aligned.score)
-    scores = {
-        direction: np.array([np.mean(values) for values in rows], dtype=np.float64)
-        for direction, rows in parts.items()
-    }
-    for name in aspects:
-        aspect = ASPECTS[name]
-        if aspect.fold is not None:
-            scores[name] = aspect.fold(*(scores[direction] for direction in aspect.directions))
-    return scores
-
-
 class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     """Aspects of a text, by the alignment of its tokens with the input it was generated from.
 
@@ -171,25 +159,20 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
 
     Args:
         model: Local folder, Hugging Face id or short name: an encoder for `"embedding"`, an
-            aligner trained for the method otherwise. Or a model for each direction, by the name
-            of its score: `{"relevance_reference": "summary", "relevance_output": "document"}`.
+            aligner trained for the method otherwise. Or direction → model:
+            `{"relevance_reference": "summary", "relevance_output": "document"}`.
         aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         method: `"embedding"` (the paper's E), `"discriminative"` (D) or `"regression"` (R), which
             yields one value per text.
         stop_words: Words that engagingness and groundedness leave out, not with a regression: a
             file with one word per line, or a list, `[]` for none. None uses `ENGLISH_STOP_WORDS`;
             the paper used NLTK's list.
-        aggregate: Aggregation of every aspect; None uses the paper's for each.
         layer: Layer whose embeddings are compared, 0 for those that go into the first; only for
             `"embedding"`. None uses the published layer (`models.encoder.TOKEN_LAYERS`) or the
             last one.
         unit: Unit with a value, only for `"discriminative"`: a `"word"` between white space or a
             `"piece"`, a token. None takes the aligner's unit in training.
         **options: See `ModelOptions`.
-
-    Raises:
-        ValueError: An aspect, `method`, `aggregate` or `unit` is unknown; `layer` or `unit` are of
-            another method; a direction lacks a model, or the file of stop words can't be read.
 
     Examples:
         >>> scorer = Alignment("minilm-l6", aspects=["consistency", "groundedness"])
@@ -204,7 +187,6 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         aspects: AspectName | Literal["all"] | Sequence[AspectName] = "preservation",
         method: Method = "embedding",
         stop_words: str | PathLike[str] | Sequence[str] | None = None,
-        aggregate: Literal["mean", "sum"] | None = None,
         layer: int | None = None,
         unit: Unit | None = None,
         **options: Unpack[ModelOptions],
@@ -214,20 +196,16 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         self.aspects = some_of("aspects", aspects, ASPECTS)
         self.method: Method = one_of("method", method, _VALUES)
         self.stop_words = read_stop_words(stop_words)
-        self.aggregate = None if aggregate is None else one_of("aggregate", aggregate, AGGREGATES)
         for name, given, of in (("layer", layer, "embedding"), ("unit", unit, "discriminative")):
             if given is not None and method != of:
-                raise ValueError(f"{name} = {given!r} is of method {of!r}, got {method!r}")
+                raise ValueError(f"{name} must be None but for method {of!r}, got {given!r}")
         self.layer = layer
         self.unit: Unit | None = None if unit is None else one_of("unit", unit, UNITS)
         # Model of each direction; empty if one model has all.
         self.models = {**model} if isinstance(model, Mapping) else {}
         directions = [d for name in self.aspects for d in ASPECTS[name].directions]
         if isinstance(model, Mapping) and {*model} != {*directions}:
-            raise ValueError(
-                f"model has a model for {', '.join(model) or 'nothing'}, must have one for each "
-                f"of {', '.join(directions)}"
-            )
+            raise ValueError(f"model must have {', '.join(directions)}, got {', '.join(model)}")
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -236,7 +214,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         for name in self.aspects:
             aspect = ASPECTS[name]
             low, high = _VALUES[self.method]
-            if (self.aggregate or aspect.aggregate) == "sum":
+            if aspect.aggregate == "sum":
                 low, high = (-np.inf if low < 0 else 0.0), np.inf
             ranges.update(dict.fromkeys(aspect.directions, (low, high)))
             if aspect.fold is not None:
@@ -269,14 +247,21 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
 
     def score_samples(self, samples: Samples, names: Collection[str] | None = None) -> Scored:
         """Return the scores in `names`; NaN without a token to average."""
-        aspects = self._wanted(names)
-        each = self._align_each(samples, aspects)
+        n, aspects = len(samples), self._wanted(names)
+        directions = [direction for name in aspects for direction in ASPECTS[name].directions]
+        parts: dict[str, list[list[float]]] = {d: [[] for _ in range(n)] for d in directions}
         failures = Failures()
-        for found in each:
+        for found in self._align_each(samples, aspects):
+            parts[found.direction][found.sample].append(found.score)
             if np.isnan(found.score):
                 what = "no token to score, or none to align it with"
                 failures.add(found.sample, f"{found.direction}: {what}")
-        return Scored(_folded(aspects, each, len(samples)), failures)
+        scores = {d: np.array([np.mean(values) for values in rows]) for d, rows in parts.items()}
+        for name in aspects:
+            aspect = ASPECTS[name]
+            if aspect.fold is not None:
+                scores[name] = aspect.fold(*(scores[direction] for direction in aspect.directions))
+        return Scored(scores, failures)
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Any
@@ -289,11 +274,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         aspects = self._wanted(computable(self, samples))
         parts: dict[tuple[int, str], dict[int, AlignedText]] = defaultdict(dict)
         for found in self._align_each(samples, aspects):
-            spans, values = found.alignment
-            rows = zip(spans, values.tolist(), found.counted.tolist(), strict=True)
-            tokens = tuple(AlignedToken(*span, value, counts) for span, value, counts in rows)
-            text = AlignedText(found.text, found.other, found.score, tokens)
-            parts[found.sample, found.direction][found.part] = text
+            parts[found.sample, found.direction][found.part] = found.explained()
         directions = [direction for aspect in aspects for direction in ASPECTS[aspect].directions]
         return [
             {
@@ -343,10 +324,10 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         if spans and not np.isnan(values).any():
             by_word = aspect.content_only and self.method != "regression"
             counted = content_tokens(pair[0], spans, self.stop_words if by_word else ())
-            score = AGGREGATES[self.aggregate or aspect.aggregate](values[counted])
+            score = AGGREGATES[aspect.aggregate](values[counted])
         else:
             found, counted, score = _NO_TOKENS, np.zeros(0, np.bool_), np.nan
-        return Aligned(i, direction, part, *pair, found, counted, score)
+        return Aligned(i, direction, part, pair, found, counted, score)
 
     def _wanted(self, names: Collection[str] | None) -> list[str]:
         """Return the aspects with a score in `names`; all for None."""

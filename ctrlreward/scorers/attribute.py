@@ -10,7 +10,6 @@ import numpy as np
 
 from ctrlreward.failures import Failures, ItemError
 from ctrlreward.models.classifier import LabelProbabilities
-from ctrlreward.progress import track
 from ctrlreward.samples import Samples, attribute_label, parse_attributes, shortened
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import CompositeScorer, Scored, Scores, ScoreSpec, scatter
@@ -44,13 +43,6 @@ class AttributeClassifier(CompositeScorer):
         models: Attribute → classifier, as in `Accuracy`; names have no white space and no "=". None
             takes `CTRLEval` with its built-in weights and tasks, sentiment and topic.
         **options: See `ModelOptions`.
-
-    Examples:
-        >>> scorer = AttributeClassifier()
-        >>> scores = scorer.score(["The vote failed."], labels="sentiment=negative topic=politics")
-        >>> list(scores)
-        ['accuracy', 'label_probability', 'accuracy_sentiment', 'label_probability_sentiment',
-         'accuracy_topic', 'label_probability_topic']
     """
 
     def __init__(
@@ -61,15 +53,10 @@ class AttributeClassifier(CompositeScorer):
         if models is None:
             models = {name: CTRLEval(task=name, **options) for name in ("sentiment", "topic")}
         if not isinstance(models, Mapping) or not models:
-            raise ValueError(
-                f"models must be a mapping, attribute → classifier, got {shortened(models)}"
-            )
+            raise ValueError(f"models must be attribute → classifier, got {shortened(models)}")
         for attribute in models:
             if not re.fullmatch(r"[^\s=]+", attribute):
-                raise ValueError(
-                    f"models has the attribute {attribute!r}, but names must not contain white "
-                    "space or '=', which separate the attributes in a sample's label"
-                )
+                raise ValueError(f"models must have names without space and '=', got {attribute!r}")
         self.classifiers = {
             attribute: Accuracy(model, **options) for attribute, model in models.items()
         }
@@ -114,19 +101,17 @@ class AttributeClassifier(CompositeScorer):
         unnamed = [i for i, named in enumerate(targets) if not named]
         totals = {name: np.zeros(n) for name in _NAMES}
         by_attribute: dict[str, Scores] = {}
-        with track("scoring", len(self.classifiers), "attributes") as progress:
-            for attribute, classifier in self.classifiers.items():
-                rows = [i for i, named in enumerate(targets) if attribute in named]
-                if not rows:  # its model is not loaded
-                    by_attribute |= {f"{name}_{attribute}": np.full(n, np.nan) for name in _NAMES}
-                    continue
-                labels = [targets[i][attribute] for i in rows]
-                chosen = Samples([samples.texts[i] for i in rows], labels=labels)
-                with progress.part(1):
-                    scores = classifier.score_samples(chosen)
-                for name in _NAMES:
-                    by_attribute[f"{name}_{attribute}"] = scatter(scores[name], rows, n)
-                    totals[name][rows] += scores[name]
+        for attribute, classifier in self.classifiers.items():
+            rows = [i for i, named in enumerate(targets) if attribute in named]
+            if not rows:  # its model is not loaded
+                by_attribute |= {f"{name}_{attribute}": np.full(n, np.nan) for name in _NAMES}
+                continue
+            labels = [targets[i][attribute] for i in rows]
+            chosen = Samples([samples.texts[i] for i in rows], labels=labels)
+            scores = classifier.score_samples(chosen)
+            for name in _NAMES:
+                by_attribute[f"{name}_{attribute}"] = scatter(scores[name], rows, n)
+                totals[name][rows] += scores[name]
         counts = np.array([len(named) or np.nan for named in targets])
         scored = {name: total / counts for name, total in totals.items()} | by_attribute
         scored[_COMBINATION] = np.array([self._combination(named) for named in targets], float)

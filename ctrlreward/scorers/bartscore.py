@@ -55,10 +55,6 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
 
     Raises:
         ValueError: An aspect is unknown.
-
-    Examples:
-        >>> BARTScore("facebook/bart-large-cnn")["faithfulness"].spec
-        ScoreSpec(higher_is_better=True, range=(-inf, 0.0))
     """
 
     def __init__(
@@ -87,19 +83,8 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
 
     def build_model(self, name: str) -> Seq2SeqInfiller:
         """Load the encoder-decoder, or share it with other scorers."""
-        try:
-            config = load_config(name)
-        except OSError as error:
-            raise OSError(
-                f"model = {name!r} could not be loaded, and no built-in model is an "
-                "encoder-decoder. If the hub can't be reached, pass a folder: "
-                "BARTScore('models/bart-large-cnn')."
-            ) from error
-        if not config.is_encoder_decoder:
-            raise ValueError(
-                f"model = {name!r} has no encoder to read the source. Use an encoder-decoder "
-                "such as BARTScore('facebook/bart-large-cnn'), or Perplexity."
-            )
+        if not load_config(name).is_encoder_decoder:
+            raise ValueError(f"model = {name!r} has no encoder, must be an encoder-decoder")
         return shared_model(Seq2SeqInfiller, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples, names: Collection[str] = ()) -> Scored:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +27,6 @@ from ctrlreward.samples import (
     as_samples,
     shortened,
 )
-
-log = logging.getLogger(__name__)
 
 Scores: TypeAlias = npt.NDArray[np.float64]
 
@@ -49,13 +46,7 @@ def scatter(values: Sequence[float] | Scores, kept: Sequence[int], n: int) -> Sc
 
 @dataclass(frozen=True)
 class ScoreSpec:
-    """Direction of one score, and its smallest and largest possible value, infinite for no bound.
-
-    Examples:
-        >>> from ctrlreward import Perplexity
-        >>> Perplexity().specs["perplexity"]
-        ScoreSpec(higher_is_better=False, range=(1.0, inf))
-    """
+    """Better direction of a score, and its smallest and largest value, infinite for no bound."""
 
     higher_is_better: bool
     range: tuple[float, float]
@@ -76,19 +67,6 @@ class Scored(NamedTuple):
 
     `failures` say why scores of a sample are NaN, `reasons` a judge's reason for each score, by
     name n texts, "" for none.
-
-    Examples:
-        >>> from ctrlreward import Samples
-        >>> from ctrlreward.failures import Failures
-        >>> class Letters(Scorer):
-        ...     specs = {"letters": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
-        ...
-        ...     def score_samples(self, samples):
-        ...         counts = [sum(map(str.isalpha, text)) or np.nan for text in samples.texts]
-        ...         rows = np.flatnonzero(np.isnan(counts)).tolist()
-        ...         return Scored({"letters": counts}, Failures.fromkeys(rows, "no letter"))
-        >>> score({"letters": Letters()["letters"]}, Samples(["Soup", "12", ""])).failures
-        {2: 'the text is empty', 1: 'no letter'}
     """
 
     scores: Mapping[str, Any]
@@ -171,7 +149,7 @@ class Scorer(ABC):
         return [{} for _ in as_samples(samples, **columns).texts]
 
     @property
-    def _inner(self) -> Sequence[Scorer]:
+    def parts(self) -> Sequence[Scorer]:
         """Other scorers that this one runs."""
         return ()
 
@@ -179,21 +157,21 @@ class Scorer(ABC):
     def devices(self) -> tuple[str, ...]:
         """Devices of all models that the scorer uses, as in torch, each once."""
         own = (self.device,) if self.device else ()
-        return tuple(dict.fromkeys((*own, *(d for part in self._inner for d in part.devices))))
+        return tuple(dict.fromkeys((*own, *(d for part in self.parts for d in part.devices))))
 
     def load(self) -> None:
         """Load the models now: before scoring on a thread, since this may draw random numbers."""
-        for part in self._inner:
+        for part in self.parts:
             part.load()
 
     def to(self, device: str) -> None:
         """Move the models to a device; they are loaded there at the next use."""
-        for part in self._inner:
+        for part in self.parts:
             part.to(device)
 
     def release(self) -> None:
         """Free the models; the next `score` loads them again."""
-        for part in self._inner:
+        for part in self.parts:
             part.release()
 
     def score(self, samples: SamplesLike | None = None, **columns: Any) -> dict[str, Scores]:
@@ -239,13 +217,7 @@ class Scorer(ABC):
 
 @dataclass(frozen=True)
 class Component:
-    """One named score of a scorer: `scorer["coherence"]`.
-
-    Examples:
-        >>> from ctrlreward import LexiconSentiment
-        >>> Component(LexiconSentiment(), "polarity").spec.range
-        (-1.0, 1.0)
-    """
+    """One named score of a scorer: `scorer["coherence"]`."""
 
     scorer: Scorer
     name: str
@@ -260,23 +232,13 @@ class Component:
         return self.scorer.specs[self.name]
 
 
-class TaskModel(Protocol):
-    """A frozen model that answers each task independently of the others in the call."""
-
-    def answer(self, tasks: Sequence[Any], /) -> list[Any]:
-        """Return one answer per task, in the given order."""
-
-
 class TaskScorer(Scorer):
     """A scorer in two steps around one model: tasks, and the fold of their answers into scores.
 
-    The tasks of several scorers for one model are answered in one call.
+    The tasks of several scorers for one `loaded_model` are answered in one call of its `answer`.
     """
 
-    @property
-    @abstractmethod
-    def loaded_model(self) -> TaskModel:
-        """The model, loaded at the first use."""
+    loaded_model: Any
 
     @abstractmethod
     def tasks(self, samples: Samples, names: Collection[str]) -> list[Any]:
@@ -294,28 +256,7 @@ class TaskScorer(Scorer):
 
 
 class CompositeScorer(Scorer):
-    """A scorer that combines the scores of others, which it loads, moves and releases.
-
-    Examples:
-        >>> from ctrlreward import LexiconSentiment
-        >>> class Strength(CompositeScorer):
-        ...     specs = {"strength": ScoreSpec(higher_is_better=True, range=(0.0, 1.0))}
-        ...     parts = [LexiconSentiment("polarity")]
-        ...
-        ...     def score_samples(self, samples):
-        ...         return {"strength": abs(self.parts[0].score(samples)["polarity"])}
-        >>> Strength().score(["The soup was lovely."])
-        {'strength': array([0.5859])}
-    """
-
-    @property
-    @abstractmethod
-    def parts(self) -> Sequence[Scorer]:
-        """The scorers that are combined."""
-
-    @property
-    def _inner(self) -> Sequence[Scorer]:
-        return self.parts
+    """A scorer that combines the scores of others, which it loads, moves and releases."""
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Columns that any part needs."""
@@ -347,10 +288,9 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
         alike.setdefault((scorer.pointwise, scorer.scores_empty), []).append(scorer)
     columns: dict[Component, Scores] = {}
     failures, reasons = Failures(), dict[Component, list[str]]()
-    failed = {empty: samples.unreadable(not empty) for empty in {s.scores_empty for s in wanted}}
     with track("scoring", len(samples)) as progress:
         for (pointwise, scores_empty), scorers in alike.items():
-            unreadable = failed[scores_empty]
+            unreadable = samples.unreadable(not scores_empty)
             rows = [i for i in range(len(samples)) if i not in unreadable]
             readable = samples[rows] if unreadable else samples
             chosen, places = readable.distinct() if pointwise else (readable, [*range(len(rows))])
@@ -361,17 +301,16 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
                 row = rows[places.index(error.row)]
                 raise ItemError(error.column, row, error.problem) from error
             failures |= unreadable
+            place_of = dict(zip(rows, places, strict=True))
             for scorer, (scores, own_failures, own_reasons) in found.items():
                 for name, values in scores.items():
-                    column = columns[Component(scorer, name)] = np.full(len(samples), np.nan)
-                    column[rows] = values[places]
-                for row, place in zip(rows, places, strict=True) if own_failures else ():
+                    columns[Component(scorer, name)] = scatter(values[places], rows, len(samples))
+                for row, place in place_of.items() if own_failures else ():
                     if place in own_failures:
                         failures.add(row, own_failures[place])
                 for name, texts in own_reasons.items():
-                    told = dict(zip(rows, (texts[place] for place in places), strict=True))
                     reasons[Component(scorer, name)] = [
-                        told.get(i, "") for i in range(len(samples))
+                        texts[place_of[i]] if i in place_of else "" for i in range(len(samples))
                     ]
     return Scored(
         {name: columns[component] for name, component in components.items()},
@@ -438,19 +377,16 @@ def checked_scores(
     scorer: Scorer, samples: Samples, returned: object, names: Collection[str]
 ) -> Scored:
     """Return a scorer's scores as float64, (n,); NaN for None, infinity and beyond float32."""
-    owner, texts, specs = type(scorer).__name__, samples.texts, scorer.specs
+    owner, n, specs = type(scorer).__name__, len(samples), scorer.specs
     found = returned if isinstance(returned, Scored) else Scored(returned)  # type: ignore[arg-type]
     if not isinstance(found.scores, Mapping):
-        raise TypeError(
-            f"{owner} returned {kind_of(returned)}, must be a mapping from the name of "
-            "each score to an array of one number per sample"
-        )
+        raise TypeError(f"{owner} must return a mapping, name → scores, got {kind_of(returned)}")
     scores, failures = {}, Failures(found.failures)
     for name in names:
-        subject = f"{owner} returned {name!r}"
         if name not in found.scores:
             raise ValueError(f"{owner} returned no score {name!r}, only {', '.join(found.scores)}")
         column: Any = found.scores[name]
+        subject = f"{name!r} of {owner} must be one number for each of the {n} samples, got"
         if isinstance(column, Iterator):
             column = list(column)
         torch = sys.modules.get("torch")  # without it, nothing is a tensor
@@ -460,14 +396,11 @@ def checked_scores(
             array = np.asarray(column)
             values = array.astype(np.float64)  # a copy; None is NaN
         except (TypeError, ValueError) as error:
-            raise TypeError(f"{subject}, which must be one number per sample: {error}") from error
+            raise TypeError(f"{subject} {kind_of(column)}: {error}") from error
         if array.dtype.kind not in "biufO":
-            raise TypeError(f"{subject} of type {array.dtype}, must be one number per sample")
-        if values.shape != (len(texts),):
-            raise ValueError(
-                f"{subject} of shape {values.shape} for {len(texts)} samples, must be an array of "
-                f"shape ({len(texts)},)"
-            )
+            raise TypeError(f"{subject} the type {array.dtype}")
+        if values.shape != (n,):
+            raise ValueError(f"{subject} the shape {values.shape}")
         for i in np.flatnonzero(np.abs(values) > LARGEST).tolist():
             what = "infinite" if math.isinf(values[i]) else "beyond float32"
             failures.add(i, f"{name} is {what}")
@@ -477,8 +410,8 @@ def checked_scores(
         outside = above | (values < low - _ROUNDING * max(1.0, abs(low)))
         if outside.any():
             i = int(outside.argmax())
-            problem = f"= {shortened(texts[i])}: {subject} = {values[i]}, outside its range"
-            raise ItemError("texts", i, f"{problem} [{low}, {high}]")
+            problem = f"= {shortened(samples.texts[i])}: {name!r} of {owner} must be in"
+            raise ItemError("texts", i, f"{problem} [{low}, {high}], got {values[i]}")
         scores[name] = values
     unexplained = not isinstance(returned, Scored) and not scorer.scores_empty
     for name, values in scores.items() if unexplained else ():
@@ -490,26 +423,13 @@ def checked_scores(
 def computable(scorer: Scorer, samples: Samples) -> tuple[str, ...]:
     """Return the names of the scores that `score` computes for some samples.
 
-    Of an `optional` scorer those whose columns are present, if any; a warning names the others.
+    Of an `optional` scorer those whose columns are present, if any.
     """
-    present = samples.columns()
-    lacking = {
-        name: [column for column in scorer.required_columns([name]) if column not in present]
-        for name in (scorer.specs if scorer.optional else ())
-    }
-    names = tuple(name for name in lacking if not lacking[name])
-    left_out = [name for name in lacking if lacking[name]]
-    if not names:
-        return tuple(scorer.specs)
-    if left_out:
-        log.warning(
-            "%s leaves out %s, because the samples lack the columns %s and have only %s",
-            type(scorer).__name__,
-            ", ".join(left_out),
-            ", ".join(dict.fromkeys(column for name in left_out for column in lacking[name])),
-            ", ".join(present),
-        )
-    return names
+    names = tuple(scorer.specs)
+    if not scorer.optional:
+        return names
+    present = samples.columns().keys()
+    return tuple(n for n in names if scorer.required_columns([n]).keys() <= present) or names
 
 
 def check_columns(components: Mapping[str, Component], samples: Samples) -> None:

@@ -52,11 +52,6 @@ class FunctionScorer(Scorer):
         pointwise: True if the score of a text does not depend on the other texts.
         range: Smallest and largest possible score, infinite for no bound.
 
-    Raises:
-        ValueError: `range` is not two numbers, the smaller first.
-        TypeError: It is not a function, it is a coroutine function, or it needs an argument that
-            is not a column of `Samples`, such as TRL's `completion_ids`.
-
     Examples:
         >>> def overlap(completions, sources, **kwargs):
         ...     pairs = zip(completions, sources)
@@ -73,10 +68,9 @@ class FunctionScorer(Scorer):
     scores_empty = True
 
     def __post_init__(self) -> None:
-        if not callable(self.function) or isinstance(self.function, type):
-            raise TypeError(f"function = {shortened(self.function)} is not a function")
-        if iscoroutinefunction(self.function):
-            raise TypeError(f"{self.name} is a coroutine function, must be a plain one")
+        is_plain = callable(self.function) and not isinstance(self.function, type)
+        if not is_plain or iscoroutinefunction(self.function):
+            raise TypeError(f"function must be a plain function, got {shortened(self.function)}")
         match self.range:
             case [low, high] if low < high:
                 pass
@@ -86,14 +80,13 @@ class FunctionScorer(Scorer):
         first = next(iter(parameters), "")
         if "completions" not in parameters and first in _NOT_TEXTS:
             raise TypeError(
-                f"{self.name} has the first parameter {first!r}, but a function gets the texts "
-                "first. Use texts or completions."
+                f"{self.name} must have texts or completions as its first parameter, got {first!r}"
             )
         for name, parameter in self._column_parameters().items():
             if name not in _COLUMN_OF and _is_required(parameter):
                 raise TypeError(
-                    f"{self.name} needs the argument {name!r}, which is not a column of Samples: "
-                    f"use one of {', '.join(JSON_KEYS)}, or a default value"
+                    f"{self.name} has the parameter {name!r}, must be a column of Samples "
+                    f"({', '.join(JSON_KEYS)}) or have a default"
                 )
 
     @property
@@ -141,15 +134,7 @@ class FunctionScorer(Scorer):
         completions: list[Any] = [*samples.completions]
         if messages:
             completions = [[{"role": "assistant", "content": text}] for text in completions]
-        try:
-            return {self.name: self.function(completions=completions, **keywords)}
-        except TypeError as error:
-            if "string indices" in str(error):
-                error.add_note(
-                    f"{self.name} gets completions that are strings, not messages. Annotate them: "
-                    "completions: list[list[dict[str, str]]]."
-                )
-            raise
+        return {self.name: self.function(completions=completions, **keywords)}
 
     def _parameters(self) -> dict[str, Parameter]:
         try:
@@ -179,25 +164,18 @@ def as_component(name: str, given: object) -> Component:
     TypeError for another type, or a function that `FunctionScorer` rejects.
     """
     if isinstance(given, Component):
-        if not isinstance(given.scorer, Scorer):
-            raise TypeError(
-                f"{name} is a Component of {shortened(given.scorer)}, which is not a Scorer. Use "
-                "FunctionScorer(function)."
-            )
         return given
     if callable(given) and not isinstance(given, Scorer | type):
         given = FunctionScorer(given)
     if not isinstance(given, Scorer):
         kind = f"the class {given.__name__}" if isinstance(given, type) else kind_of(given)
         raise TypeError(
-            f"{name} is {kind}, must be one score of a scorer, such as Perplexity()['perplexity'], "
-            "or a function of texts"
+            f"{name} must be one score of a scorer, such as Perplexity()['perplexity'], or a "
+            f"function of texts, got {kind}"
         )
     scores = list(given.specs)
     if len(scores) > 1:
-        options = ", ".join(f"{type(given).__name__}(...)[{score!r}]" for score in scores)
-        kind = f"{kind_of(given)} with {len(scores)} scores"
-        raise ValueError(f"{name} is {kind}. Choose one: {options}.")
+        raise ValueError(f"{name} must be one of the scores {', '.join(scores)}, got {given!r}")
     return given[scores[0]]
 
 
@@ -216,9 +194,6 @@ def name_components(
         for score in scorer.specs if samples is None else computable(scorer, samples):
             name = f"{names[position]}.{score}" if names else score
             if name in components:
-                raise ValueError(
-                    f"two scorers have a score {name!r}. Pass --names, one per scorer, to prefix "
-                    "the names of their scores."
-                )
+                raise ValueError(f"names must tell two scorers with a score {name!r} apart")
             components[name] = scorer[score]
     return components

@@ -36,25 +36,18 @@ from ctrlreward.scorers.task import WORD_SLOT, Evaluator, Task, require_texts
 
 @dataclass(frozen=True)
 class PatternScore:
-    """A pattern evaluator, a text with a blank and the target that fills it, and its score.
+    """A pattern evaluator: a text with a blank, the target that fills it, and its score.
 
-    Attributes:
-        left: Text before the blank, with `<gen_result>` for the scored text in attribute relevance.
-        right: Text after the blank.
-        target: Filling whose likelihood counts.
-        candidates: In attribute relevance a word of each label, in their order, else the target.
-        score: Mean log-probability of the target's tokens, in (-inf, 0], calibrated for a
-            decoder-only model; for attribute relevance the share of the target among the
-            candidates, in [0, 1]. Higher is better.
-        weight: Share in the score of the text, in [0, 1]; the weights of one text sum to 1.
+    The score is the mean log-probability of the target's tokens, calibrated for a decoder-only
+    model; for attribute relevance the share of the target among the candidates, in [0, 1].
     """
 
-    left: str
+    left: str  # `<gen_result>` stands for the scored text in attribute relevance
     right: str
     target: str
-    candidates: tuple[str, ...]
+    candidates: tuple[str, ...]  # in attribute relevance a word of each label, else the target
     score: float
-    weight: float
+    weight: float  # share in the score of the text; the weights of one text sum to 1
 
 
 @dataclass(frozen=True)
@@ -135,8 +128,8 @@ class Evaluated(NamedTuple):
     weights: Scores  # (evaluators,), 0 or more; they need not sum to 1
 
 
-# Patterns whose neutral likelihood is taken off. The neutral likelihood of a remainder is its
-# fluency, which people rate as well, and the gain loses it (docs/ctrleval.md, choice 7).
+# Patterns whose neutral likelihood is taken off; that of a remainder is its fluency, which people
+# rate as well (docs/ctrleval.md).
 _GAINED: Mapping[str, slice] = {
     "coherence": slice(None),
     "consistency": slice(1, None),  # the prefix given the remainder
@@ -175,25 +168,17 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         weights: Mean of a text's pattern evaluators: `"beta"`, with the paper's weights, or
             `"mean"`, the plain one. None uses `"beta"`, except for the relevance of a decoder-only
             model, which uses `"mean"`.
-        evaluators: Number of the task's evaluators (prompts × verbalizers) for attribute relevance,
-            for a lower cost: a random subset, the same for all samples. None uses all.
+        evaluators: Number of the task's evaluators (prompts × verbalizers) for attribute relevance:
+            a random subset, the same for all samples. None uses all.
         max_tokens: Tokens of a text to read, None for as many as the model can; a warning names
-            a longer text. The cost of coherence grows with the square of a text's length.
+            a longer text.
         calibration: Whether relevance is independent of how likely each label's word is anyway, as
             measured on 16 `neutral_texts` (True) or on a list of texts. None is True for a
-            decoder-only model with three labels or more (docs/ctrleval.md). Unless False,
-            coherence and consistency of a decoder-only model are a gain over the first two of
-            these texts as the context (`functional.calibration.context_gain`).
-        attribute: Attribute whose label is the target, for samples with labels of several
-            (`Samples`); None takes the whole label.
+            decoder-only model with three labels or more. Unless False, coherence and consistency
+            of a decoder-only model are a gain over the first two of these texts as the context
+            (`functional.calibration.context_gain`).
+        attribute: Attribute whose label is the target, for samples with labels of several.
         **options: See `ModelOptions`.
-
-    Attributes:
-        labels: Labels of the task, in the column order of `probabilities`.
-        pattern_evaluators: Prompts with their verbalizers, drawn by `evaluators`.
-
-    Raises:
-        ValueError: A name is unknown, a number out of range, or a reference text empty.
 
     Examples:
         >>> scorer = CTRLEval("smollm2-135m", task="sentiment")
@@ -342,7 +327,15 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         """Return the aspects of each sample with their evaluators (Figure 5)."""
         samples = as_samples(samples, **columns)
         rows: list[dict[str, Explanation]] = [{} for _ in samples.texts]
-        for found, blanks in self._with_blanks(samples, computable(self, samples)):
+        names = computable(self, samples)
+        tasks = self.tasks(samples, names)
+        with self.locked_model() as model:
+            answers = model.answer(tasks)
+        asked = iter(tasks)
+        for found in self.evaluated(samples, answers, names):
+            blanks = next(asked).blanks
+            for _ in self._contexts if found.aspect in _GAINED else ():
+                next(asked)
             score = weighted_mean(found.scores, found.weights)
             evaluators: tuple[PatternScore, ...] = ()
             if len(found.scores):
@@ -359,20 +352,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                 evaluators = tuple(PatternScore(*pattern, *both) for pattern, *both in values)
             rows[found.sample][found.aspect] = Explanation(found.aspect, score, evaluators)
         return rows
-
-    def _with_blanks(
-        self, samples: Samples, names: Collection[str]
-    ) -> Iterator[tuple[Evaluated, tuple[Blank, ...]]]:
-        """Yield the evaluators of each aspect of each sample, and their blanks."""
-        tasks = self.tasks(samples, names)
-        with self.locked_model() as model:
-            answers = model.answer(tasks)
-        kept = iter(tasks)
-        for found in self.evaluated(samples, answers, names):
-            yield found, next(kept).blanks
-            if found.aspect in _GAINED:
-                for _ in self._contexts:
-                    next(kept)
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
         """Return the probability of each label, (n, labels); NaN for an empty text, else sum 1."""

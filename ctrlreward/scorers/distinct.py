@@ -67,13 +67,6 @@ class Distinct(_TokenCounts):
     Args:
         model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
             or a loaded tokenizer. Published figures of multi-aspect control use GPT-2 tokens.
-
-    Examples:
-        >>> texts = ["The soup was good.", "The soup was cold.", "The view"]
-        >>> scores = Distinct("smollm2-135m").score(texts, groups=["soup", "soup", "view"])
-        >>> first, second, _ = scores["distinct_2"]
-        >>> bool(first == second)  # of one group
-        True
     """
 
     pointwise = False
@@ -101,12 +94,6 @@ class Repetition(_TokenCounts):
     Args:
         model: As in `Distinct`.
         n: Length of the n-grams, in tokens. The paper's is 4; short sentences need 2.
-
-    Examples:
-        >>> texts = ["Good soup, warm bread.", "Good soup, good soup, good soup."]
-        >>> scores = Repetition("smollm2-135m", n=2).score(texts)["repetition"]
-        >>> float(scores[0]), bool(scores[1] > 0.2)
-        (0.0, True)
     """
 
     specs = dict.fromkeys(["repetition"], ScoreSpec(False, (0.0, 1.0)))

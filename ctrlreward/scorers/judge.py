@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import kind_of, not_negative, positive
+from ctrlreward.arguments import not_negative, positive
 from ctrlreward.failures import Failures
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.chats import prompt_text
@@ -30,23 +30,10 @@ from ctrlreward.scorers.rubric import (
 )
 
 
-class Reply(NamedTuple):
-    """The text of a server's reply, and why it is not one, "" if it is."""
-
-    text: str
-    problem: str = ""
-
-
 def closed(answers: TokenScores) -> Scores:
     """Return the probability of each answer, not continued to another one, over the largest one.
 
-    p - Σ p of the answers that directly continue it, shape (answers,).
-
-    Examples:
-        >>> from ctrlreward.models.tasks import TokenScores
-        >>> ids, chances = np.array([7, 7, 3]), [0.5, 0.5, 0.75]  # "1" and "10"
-        >>> closed(TokenScores(ids, np.log(chances), np.array([1, 2])))
-        array([0.25, 0.75])
+    p - Σ p of the answers that directly continue it ("1" and "10"), shape (answers,).
     """
     tokens = [tuple(ids.tolist()) for ids in answers.tokens]
     sums = answers.means * answers.sizes
@@ -66,8 +53,7 @@ class Judge(ModelScorer[CausalLM]):
 
     - `Rubric.name` (`rating`), in the range of the answers' scores. Of a local model it is the mean
       of the scores, weighted by the probability of each answer after the prompt (Liu et al. 2023,
-      G-Eval, eq. 1). With a chat template, the prompt is the user's turn. A server
-      writes one reply, at temperature 0: NaN, and counted in a warning, if it names none or several
+      G-Eval, eq. 1). A server writes one reply, at temperature 0: NaN if it names none or several
       of the answers, or the server rejects the text.
     - With criteria each is a score, and `rating` their weighted mean. A server answers all in one
       reply, by a JSON schema.
@@ -84,17 +70,11 @@ class Judge(ModelScorer[CausalLM]):
             A model that thinks first needs more.
         timeout: Seconds to wait for a reply.
         max_retries: Times that a request is repeated if the server is busy or does not answer,
-            after the pauses that it asks for (Retry-After), or else up to 8 seconds.
+            after the pauses that it asks for (Retry-After).
         **options: See `ModelOptions`.
 
     Raises:
         ConnectionError: When scoring: the server does not answer, or is not one of this kind.
-
-    Examples:
-        >>> from ctrlreward import Rubric
-        >>> polite = Rubric("Is this polite: {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
-        >>> Judge("smollm2-135m", polite)["rating"](["Could you help me?", "Go away!"]).shape
-        (2,)
     """
 
     def __init__(
@@ -110,10 +90,6 @@ class Judge(ModelScorer[CausalLM]):
         **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(model, **options)
-        if not isinstance(rubric, Rubric | str | PathLike):
-            raise TypeError(
-                f"rubric is {kind_of(rubric)}, must be a Rubric or the path of a YAML file"
-            )
         self.rubric = rubric if isinstance(rubric, Rubric) else Rubric.load(rubric)
         if key_variable is not None and address is None:
             raise ValueError("key_variable is for a server, but address is None")
@@ -201,17 +177,17 @@ class Judge(ModelScorer[CausalLM]):
             replies = in_parallel(
                 lambda prompt: self._reply(server, prompt), prompts, self.concurrency
             )
-        judgements = [read_reply(self.rubric, reply.text) for reply in replies]
+        judgements = [read_reply(self.rubric, text) for text, _ in replies]
         failures = Failures()
-        for i, (reply, judgement) in enumerate(zip(replies, judgements, strict=True)):
-            lacking = [name for name, score in judgement.scores.items() if math.isnan(score)]
+        for i, ((text, problem), (scores, _)) in enumerate(zip(replies, judgements, strict=True)):
+            lacking = ", ".join(name for name, score in scores.items() if math.isnan(score))
             if lacking:
-                lacks = f"no valid score of {', '.join(lacking)} in {shortened(reply.text, 200)}"
-                failures.add(i, reply.problem or f"the reply has {lacks}")
+                lacks = f"the reply has no valid score of {lacking} in {shortened(text, 200)}"
+                failures.add(i, problem or lacks)
         return judgements, failures
 
-    def _reply(self, server: tuple[Any, Mapping[str, Any]], prompt: str) -> Reply:
-        """Return the text of one reply."""
+    def _reply(self, server: tuple[Any, Mapping[str, Any]], prompt: str) -> tuple[str, str]:
+        """Return the text of one reply, and why it can't be read, if that is known."""
         import openai
 
         client, headers = server
@@ -227,9 +203,9 @@ class Judge(ModelScorer[CausalLM]):
             choice = completion.choices[0]
             text = choice.message.content
         except openai.BadRequestError as error:
-            return Reply("", f"the judge rejects the text: {error}")
+            return "", f"the judge rejects the text: {error}"
         except (AttributeError, IndexError, TypeError, ValueError):
             raise ConnectionError(f"{self.address} is not an OpenAI-compatible server") from None
         cut = getattr(choice, "finish_reason", None) == "length"
         problem = f"the reply is cut off at max_tokens = {self.max_tokens}" if cut else ""
-        return Reply(text if isinstance(text, str) else "", problem)
+        return (text if isinstance(text, str) else ""), problem

@@ -15,24 +15,19 @@ from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 AspectName: TypeAlias = Literal["polarity", "accuracy"]
 
-SPECS: Mapping[AspectName, ScoreSpec] = {
-    "polarity": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0)),
-    "accuracy": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
-}
+SPECS = {"polarity": ScoreSpec(True, (-1.0, 1.0)), "accuracy": ScoreSpec(True, (0.0, 1.0))}
 
 # Texts of less polarity than this are neutral, the threshold of the VADER paper.
 _NEUTRAL = 0.05
 
 
 class LexiconSentiment(Scorer):
-    """Sentiment of a text by VADER (Hutto & Gilbert, 2014), a lexicon with rules for negation.
-
-    English only. Without a neural network, it can judge a policy with a neural reward.
+    """Sentiment of an English text by VADER (Hutto & Gilbert, 2014), a lexicon with rules.
 
     - `polarity`: VADER's compound score, -1 (negative) to 1 (positive); 0 for a text without a
       word of the lexicon.
     - `accuracy`: 1.0 if the polarity has the sign of the target label and is at least 0.05 in
-      size, else 0.0; higher is better. Needs `labels`. A neutral text is wrong for both labels.
+      size, else 0.0; higher is better. Needs `labels`.
 
     Args:
         aspects: Score or scores to compute; `"all"` leaves out the accuracy without labels.
@@ -54,10 +49,7 @@ class LexiconSentiment(Scorer):
         self.optional = aspects == "all"
         self.aspects = some_of("aspects", aspects, SPECS)
         if isinstance(labels, str) or len(labels) != 2 or labels[0] == labels[1]:
-            raise ValueError(
-                "labels must be the names of the negative and of the positive label, got "
-                f"{labels!r}"
-            )
+            raise ValueError(f"labels must be a negative and a positive one, got {labels!r}")
         self.labels = tuple(labels)
         self.attribute = attribute
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cached_property
 from inspect import getattr_static
 from os import PathLike, fspath
 from typing import Any, Generic, TypedDict, TypeVar
 
-import torch
-from tqdm import tqdm
-
 from ctrlreward.arguments import kind_of, one_of, positive
 from ctrlreward.models.accelerators import free_unused, scoring_device
-from ctrlreward.models.dtypes import DTYPES, Dtype, pick_dtype
+from ctrlreward.models.dtypes import DTYPES, Dtype
 from ctrlreward.models.sharing import locked
-from ctrlreward.ranks import rank_and_ranks
-from ctrlreward.samples import shortened
 from ctrlreward.scorers.base import Scorer
 
 Model = TypeVar("Model")
@@ -33,10 +27,6 @@ class ModelOptions(TypedDict, total=False):
             accelerator that no rank trains on, the only one, or the CPU.
         dtype: Data type of the weights; None picks by device, `"fastest"` by processor.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-
-    Examples:
-        >>> from ctrlreward import Perplexity
-        >>> scorer = Perplexity(**ModelOptions(device="cpu", dtype="float32"))
     """
 
     device: str | None
@@ -48,28 +38,13 @@ class ModelScorer(Scorer, Generic[Model]):
     """A scorer that uses one frozen model.
 
     Subclasses implement `build_model`, which returns a model that other scorers may share
-    (`models.sharing.shared_model`), and call it inside `locked_model()`, so that only one thread at
-    a time uses it, or are a `TaskScorer` as well.
+    (`models.sharing.shared_model`), and use it inside `locked_model()`, one thread at a time, or
+    are a `TaskScorer` as well.
 
     Args:
-        model: Local folder, Hugging Face id or short name; or a loaded model, if the subclass
-            accepts one, which stays on its device. A model that is itself a scorer is loaded, moved
-            and released with this one. For the others see `ModelOptions`.
-
-    Examples:
-        >>> from ctrlreward import ScoreSpec
-        >>> from ctrlreward.models.loading import load_tokenizer
-        >>> class Length(ModelScorer):
-        ...     specs = {"length": ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
-        ...
-        ...     def build_model(self, name):
-        ...         return load_tokenizer(name)
-        ...
-        ...     def score_samples(self, samples):
-        ...         with self.locked_model() as tokenizer:
-        ...             return {"length": [len(tokenizer.tokenize(t)) for t in samples.texts]}
-        >>> int(Length("smollm2-135m").score(["So", "So it is."])["length"].argmax())
-        1
+        model: Local folder, Hugging Face id or short name; or a loaded model, which stays on its
+            device. One that is itself a scorer is loaded, moved and released with this one. For
+            the others see `ModelOptions`.
     """
 
     def __init__(
@@ -80,10 +55,7 @@ class ModelScorer(Scorer, Generic[Model]):
         batch_tokens: int | None = None,
     ) -> None:
         if isinstance(model, Sequence | Mapping) and not isinstance(model, str):
-            raise TypeError(
-                f"model must be a folder, a Hugging Face id, a short name or a loaded model, got "
-                f"{shortened(model)}, {kind_of(model)}"
-            )
+            raise TypeError(f"model must be a name, folder or loaded model, got {kind_of(model)}")
         self.model = fspath(model) if isinstance(model, PathLike) else model
         self._device = device
         self.dtype = None if dtype is None else one_of("dtype", dtype, DTYPES)
@@ -105,9 +77,6 @@ class ModelScorer(Scorer, Generic[Model]):
         """The model, loaded at the first use."""
         if not isinstance(self.model, str):
             return self.model
-        if self._device is None and torch.accelerator.is_available():
-            precision = str(pick_dtype(self.dtype, self.device)).removeprefix("torch.")
-            _say(f"{type(self).__name__}: {self.model} on {self.device}, {precision}")
         model = self.build_model(self.model)
         self._loaded_on = self.device
         return model
@@ -134,7 +103,8 @@ class ModelScorer(Scorer, Generic[Model]):
                 yield model
 
     @property
-    def _inner(self) -> Sequence[Scorer]:
+    def parts(self) -> Sequence[Scorer]:
+        """The model, if it is a scorer."""
         return (self.model,) if isinstance(self.model, Scorer) else ()
 
     @property
@@ -162,21 +132,11 @@ class ModelScorer(Scorer, Generic[Model]):
         super().release()
 
 
-@cache
-def _say(line: str) -> None:
-    """Write a line once in each process."""
-    if rank_and_ranks()[0] == 0:
-        tqdm.write(line, file=sys.stderr)
-
-
 def check_loaded(model: object, *members: str) -> None:
-    """Raise unless a model is a name, or an object with these members, which are not read.
-
-    A property may need a folder that a job has yet to write.
-    """
+    """Raise unless a model is a name, or an object with these members, which are not read."""
     has_all = all(getattr_static(model, name, None) is not None for name in members)
     if not (isinstance(model, str | PathLike) or has_all):
         raise TypeError(
-            f"model = {shortened(model)} is {kind_of(model)}, must be a folder, a Hugging "
-            f"Face id, a short name or an object with {' and '.join(members)}"
+            f"model must be a name, a folder or an object with {' and '.join(members)}, got "
+            f"{kind_of(model)}"
         )

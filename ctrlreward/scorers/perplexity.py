@@ -54,9 +54,6 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
         score_end: Score the end token after a text as well, unless the text is truncated.
         **options: See `ModelOptions`.
 
-    Raises:
-        ValueError: `max_tokens` is not positive.
-
     Examples:
         >>> list(Perplexity("smollm2-135m").score(["The soup was good."]))
         ['perplexity', 'log_likelihood']
@@ -73,14 +70,10 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
         self.max_tokens = positive("max_tokens", max_tokens)
         self.score_end = score_end
 
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of both scores."""
-        return {
-            "perplexity": ScoreSpec(higher_is_better=False, range=(1.0, np.inf)),
-            "log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
-        }
-
+    specs: Mapping[str, ScoreSpec] = {
+        "perplexity": ScoreSpec(higher_is_better=False, range=(1.0, np.inf)),
+        "log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
+    }
     corpus_columns = ("log_likelihood", TOKENS)
 
     def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
@@ -96,10 +89,7 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
         tokenizer = self.loaded_model.tokenizer
         texts = first_tokens(tokenizer, samples.texts, self.max_tokens)
         if self.score_end and tokenizer.eos_token_id is None:
-            raise ValueError(
-                f"score_end = True, but the tokenizer of {self.model!r} has no end token. "
-                "Set score_end = False."
-            )
+            raise ValueError(f"score_end must be False for {self.model!r}, without an end token")
         end = (tokenizer.eos_token_id,) if self.score_end else ()
         return [
             Continuation((), (((), (text, *end) if text == whole else (text,)),))

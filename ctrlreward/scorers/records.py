@@ -29,9 +29,8 @@ def write_scored_samples(
 ) -> None:
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
-    NaN and infinite scores, (n,), are null. `by_prompt`, (prompts,), are values of prompts that are
-    not means, in the first record of each. `explanations` are by row, `reasons` by score.
-    `measure`, of a `HeldOutScorer`, is in the first record.
+    NaN and infinite scores, (n,), are null. `by_prompt`, (prompts,), are values that are not means,
+    in the first record of each prompt; `measure` is in the first of all.
     """
     prompts = len(next(iter(by_prompt.values()))) if by_prompt else 0
     lines = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Unpack, get_args
 
@@ -10,15 +10,14 @@ import numpy as np
 
 from ctrlreward.arguments import one_of
 from ctrlreward.failures import Failures
-from ctrlreward.models.dtypes import Quantization
 from ctrlreward.models.rendering import Answer, Side, check_template, needs_prompts
-from ctrlreward.models.reward_head import REWARD, RewardHead, output_names
+from ctrlreward.models.reward_head import RewardHead, output_names
 from ctrlreward.models.sharing import shared_model
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, scatter
+from ctrlreward.scorers.base import Scored, ScoreSpec, scatter
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
 
-_ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
+UNBOUNDED = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
 
 
 class RewardModel(ModelScorer[RewardHead]):
@@ -27,7 +26,7 @@ class RewardModel(ModelScorer[RewardHead]):
     - `reward`: the model's only output, unbounded; higher is better. It has no unit: add up two
       reward models by `fit_scales`.
     - A model with several outputs and `problem_type="regression"` has a score for each, named by
-      `id2label`; with `weights` it has `reward`, their weighted sum.
+      `id2label`; a `Reward` adds them up.
 
     The completion is the text after its prefix if the prompt ends with the prefix, else the text.
 
@@ -39,60 +38,36 @@ class RewardModel(ModelScorer[RewardHead]):
             tokenizer. `"plain"`: one after the other, and the end token, as in TRL. Another text
             has `{prompt}` and `{completion}`, and its control tokens count. None: `"chat"` if the
             tokenizer has a chat template and the samples have `prompts`, else `"plain"`.
-        weights: Output → weight, for a model with several outputs.
         truncation_side: Side at which a text longer than the model's context is cut, `"left"` or
             `"right"`, with a warning. None takes the tokenizer's side, mostly `"right"`.
-        quantization: `"int8"` or `"nf4"` (4 bits) for the linear layers, but the head, with
-            bitsandbytes; None does not quantize. Not for an adapter.
         **options: See `ModelOptions`.
-
-    Raises:
-        ValueError: At the first use: the model is a classifier, lacks a trained head, or is defined
-            by code in its repository.
-
-    Examples:
-        >>> scorer = RewardModel("Skywork/Skywork-Reward-V2-Qwen3-0.6B")
-        >>> prompts = ["Is the soup good?", "And the tea?"]
-        >>> scorer.score(["Yes, it is.", "It is cold."], prompts=prompts)["reward"].shape
-        (2,)
     """
 
     def __init__(
         self,
         model: str | RewardHead,
         template: str | None = None,
-        weights: Mapping[str, float] | None = None,
         truncation_side: Side | None = None,
-        quantization: Quantization | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
         check_loaded(model, "outputs", "ratings")
         super().__init__(model, **options)
         if template is not None:
             check_template(template)
-        if weights is not None and not weights:
-            raise ValueError("weights is empty, must be a mapping, output → weight")
         self.template = template
-        self.weights = None if weights is None else {k: float(w) for k, w in weights.items()}
         self.truncation_side: Side | None = truncation_side
-        self.quantization: Quantization | None = quantization
         if truncation_side is not None:
             one_of("truncation_side", truncation_side, get_args(Side))
-        if quantization is not None:
-            one_of("quantization", quantization, get_args(Quantization))
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
         """Names of the model's outputs, read without the weights."""
-        outputs = output_names(self.model) if isinstance(self.model, str) else self.model.outputs
-        for name in self.weights or ():
-            one_of("each key of weights", name, outputs)
-        return outputs
+        return output_names(self.model) if isinstance(self.model, str) else self.model.outputs
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of `reward`, or of each output."""
-        return dict.fromkeys(self.outputs if self.weights is None else (REWARD,), _ANY)
+        return dict.fromkeys(self.outputs, UNBOUNDED)
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`prompts` if the template needs them."""
@@ -100,8 +75,7 @@ class RewardModel(ModelScorer[RewardHead]):
 
     def build_model(self, name: str) -> RewardHead:
         """Load the reward model, or share it with other scorers."""
-        options = (self.device, self.dtype, self.batch_tokens, self.quantization)
-        return shared_model(RewardHead, name, *options)
+        return shared_model(RewardHead, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples) -> Scored:
         """Return all scores; NaN for an empty completion."""
@@ -111,20 +85,9 @@ class RewardModel(ModelScorer[RewardHead]):
         for row, rating in zip(answers, ratings, strict=True):
             if np.isnan(rating).any():
                 failures.add(row, "the text has no token that the model knows")
-        columns = fold_outputs(self.outputs, ratings, self.weights)
-        scores = {k: scatter(values, [*answers], len(samples)) for k, values in columns.items()}
+        columns = zip(self.outputs, ratings.T, strict=True)
+        scores = {name: scatter(column, [*answers], len(samples)) for name, column in columns}
         return Scored(scores, failures)
-
-
-def fold_outputs(
-    outputs: Sequence[str], values: Scores, weights: Mapping[str, float] | None
-) -> dict[str, Scores]:
-    """Return the columns of values by output, or with weights `reward`, their weighted sum."""
-    columns = dict(zip(outputs, values.T, strict=True))
-    if weights is None:
-        return columns
-    total = sum(weight * columns[name] for name, weight in weights.items())
-    return {REWARD: np.asarray(total)}
 
 
 def answers_of(samples: Samples) -> tuple[dict[int, Answer], Failures]:

@@ -27,10 +27,6 @@ class Criterion:
         question: The question, "Is the reply polite?"; braces in it are text.
         answers: Answer → score, higher is better; a list of numbers maps each to itself.
         weight: Weight in the mean of all criteria, positive.
-
-    Examples:
-        >>> Criterion("Is the reply polite?", [1, 2, 3], weight=2.0).range
-        (1.0, 3.0)
     """
 
     question: str
@@ -90,18 +86,16 @@ class Rubric:
     reason: bool = False
 
     def __post_init__(self) -> None:
+        known = {*JSON_KEYS.values()} - {"group"}
         try:
             slots = set(self._slots)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"prompt: {error}. Write {{{{ and }}}} for braces.") from None
-        known = {*JSON_KEYS.values()} - {"group"}
+        except (TypeError, ValueError):  # a single brace
+            slots = set()
         if "text" not in slots or not slots <= known:
             raise ValueError(
                 f"prompt must have {{text}}, and may have {', '.join(sorted(known))} in braces, "
-                f"got {', '.join(sorted(slots)) or 'none'}. Write {{{{ and }}}} for braces."
+                f"{{{{ and }}}} for others, got {self.prompt!r}"
             )
-        if not isinstance(self.reason, bool):
-            raise ValueError(f"reason must be true or false, got {self.reason!r}")
         if self.criteria is None:
             object.__setattr__(self, "answers", _read_answers(self.answers))
         elif self.answers:
@@ -120,12 +114,6 @@ class Rubric:
         return [name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None]
 
     @property
-    def scores(self) -> dict[str, float]:
-        """Score of each answer."""
-        answers: Any = self.answers
-        return dict(answers)
-
-    @property
     def range(self) -> tuple[float, float]:
         """Lowest and highest score; with criteria of their weighted mean."""
         worths = {name: answers.values() for name, answers in self.questions().items()}
@@ -142,7 +130,7 @@ class Rubric:
     def questions(self) -> dict[str, dict[str, float]]:
         """Return the scores of the answers to each question."""
         if self.criteria is None:
-            return {self.name: self.scores}
+            return {self.name: dict(self.answers)}  # type: ignore[arg-type]
         return {name: criterion.scores for name, criterion in self.criteria.items()}
 
     @property
@@ -155,7 +143,8 @@ class Rubric:
         """Tokens that are enough for a reply without thinking."""
         if not self.structured:
             # A token is a byte or more.
-            return max(_ANSWER_TOKENS, *(len(answer.encode()) + 4 for answer in self.scores))
+            (answers,) = self.questions().values()
+            return max(_ANSWER_TOKENS, *(len(answer.encode()) + 4 for answer in answers))
         one = _KEY_TOKENS + _REASON_TOKENS * self.reason
         return 4 * _KEY_TOKENS + len(self.questions()) * one
 
@@ -164,12 +153,9 @@ class Rubric:
         """Read a YAML file with the arguments of a rubric; each of `criteria` is a mapping."""
         file = Path(path).expanduser()
         if not file.is_file():
-            raise OSError(
-                f"the rubric {path} does not exist. Pass the path of a YAML file, or a Rubric."
-            )
-        content = read_yaml(file)
+            raise OSError(f"rubric must be a Rubric or the path of a YAML file, got {str(path)!r}")
         try:
-            return Rubric(**content)
+            return Rubric(**read_yaml(file))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -177,9 +163,7 @@ class Rubric:
 def _read_criteria(given: Any, mean: str) -> dict[str, Criterion]:
     """Return the criteria by name; a mapping of arguments is one."""
     if not given or mean in given:
-        raise ValueError(
-            f"criteria must be one or more, by names other than {mean!r}, of their mean"
-        )
+        raise ValueError(f"criteria must be one or more, by names other than {mean!r}")
     criteria = {}
     for name, each in given.items():
         try:
@@ -223,7 +207,10 @@ def message(rubric: Rubric, shown: str) -> str:
     if not rubric.structured:
         return shown
     lines = [shown, ""]
-    if rubric.criteria is not None:
+    answers = ""
+    if rubric.criteria is None:
+        answers = f", one of {', '.join(rubric.questions()[rubric.name])}"
+    else:
         lines.append("Criteria:")
         for name, each in rubric.criteria.items():
             lines.append(f"- {name}: {each.question} One of {', '.join(each.scores)}.")
@@ -231,9 +218,7 @@ def message(rubric: Rubric, shown: str) -> str:
     why = '"reason": "…", ' if rubric.reason else ""
     parts = [f'{json.dumps(name)}: {{{why}"score": …}}' for name in rubric.questions()]
     example = f"{{{', '.join(parts)}}}"
-    answers = "" if rubric.criteria else f", one of {', '.join(rubric.scores)}"
-    what = f"score is your answer{answers}"
-    lines.append(f"Reply with a JSON object alone, {example}: {what}.")
+    lines.append(f"Reply with a JSON object alone, {example}: score is your answer{answers}.")
     if rubric.reason:
         lines.append("First write the reason, in one or two sentences.")
     return "\n".join(lines)
@@ -243,11 +228,14 @@ def response_format(rubric: Rubric) -> dict[str, Any]:
     """Return OpenAI's `response_format` with the JSON schema of a reply; none for plain text."""
     if not rubric.structured:
         return {}
-    why = {"reason": {"type": "string"}} if rubric.reason else {}
-    schema = _object(
-        {name: _object({**why, "score": _enum([*a])}) for name, a in rubric.questions().items()}
-    )
-    named = {"name": "judgement", "strict": True, "schema": schema}
+    parts = {}
+    for name, answers in rubric.questions().items():
+        whole = all(re.fullmatch(r"-?\d+", answer) for answer in answers)
+        kind = {"type": "integer" if whole else "string"}
+        score = {**kind, "enum": [*map(int, answers)] if whole else [*answers]}
+        why = {"reason": {"type": "string"}} if rubric.reason else {}
+        parts[name] = _object({**why, "score": score})
+    named = {"name": "judgement", "strict": True, "schema": _object(parts)}
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
@@ -258,13 +246,6 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
         "required": [*properties],
         "additionalProperties": False,
     }
-
-
-def _enum(answers: Sequence[str]) -> dict[str, Any]:
-    """Return the schema of an answer: integers if all are."""
-    if all(re.fullmatch(r"-?\d+", answer) for answer in answers):
-        return {"type": "integer", "enum": [int(answer) for answer in answers]}
-    return {"type": "string", "enum": [*answers]}
 
 
 # What is replied

@@ -55,22 +55,14 @@ class Task:
         for i, prompt in enumerate(require_texts("prompts", self.prompts)):
             for slot in (TEXT_SLOT, WORD_SLOT):
                 if prompt.count(slot) != 1:
-                    raise ValueError(
-                        f"prompts[{i}] = {prompt!r} contains {slot} {prompt.count(slot)} times. "
-                        "Write it once."
-                    )
-        if not isinstance(self.verbalizers, Mapping):
+                    raise ValueError(f"prompts[{i}] must have {slot} once, got {prompt!r}")
+        table = self.verbalizers if isinstance(self.verbalizers, Mapping) else {}
+        require_texts("labels", [*table])
+        counts = {len(require_texts(f"verbalizers[{n!r}]", words)) for n, words in table.items()}
+        if len(table) < 2 or len(counts) != 1 or 0 in counts:
             raise ValueError(
-                f"verbalizers must map each label to a list of words, got {self.verbalizers!r}"
-            )
-        require_texts("labels", [*self.verbalizers])
-        for label, words in self.verbalizers.items():
-            require_texts(f"verbalizers[{label!r}]", words)
-        counts = {label: len(words) for label, words in self.verbalizers.items()}
-        if len(counts) < 2 or len(set(counts.values())) != 1 or 0 in counts.values():
-            raise ValueError(
-                f"verbalizers have {counts} words, must be two or more labels with the same number "
-                "of words each"
+                "verbalizers must map two or more labels to the same number of words each, got "
+                f"{self.verbalizers!r}"
             )
 
     def __hash__(self) -> int:
@@ -92,10 +84,7 @@ class Task:
         """Return a random subset of the evaluators in order, nested in larger subsets."""
         evaluators = self.evaluators
         if not 1 <= count <= len(evaluators):
-            raise ValueError(
-                f"evaluators must be 1 to {len(evaluators)}, the prompts × verbalizers of the "
-                f"task, or None for all, got {count}"
-            )
+            raise ValueError(f"evaluators must be None or 1 to {len(evaluators)}, got {count}")
         # Python guarantees the sequence of random(), but not the algorithm of shuffle or sample.
         generator = random.Random(seed)
         keys = [generator.random() for _ in evaluators]
@@ -107,15 +96,12 @@ class Task:
         """Load a built-in task (`sentiment`, `topic`) or a YAML file with the same keys.
 
         These are `verbalizers`, and `prompts` or `phrases`; a phrase is a prompt after the text and
-        one before it. A ValueError if the task does not exist, lacks a key, or is not valid.
+        one before it.
         """
         built_in = _BUILT_IN / f"{name}.yaml"
         path = Path(str(built_in)) if built_in.is_file() else Path(name).expanduser()
         if not path.is_file():
-            raise ValueError(
-                f"task = {str(name)!r} is neither a built-in task (sentiment, topic) nor a "
-                "YAML file. Use one of these, or Task(prompts=..., verbalizers=...)."
-            )
+            raise ValueError(f"task must be sentiment, topic or a YAML file, got {str(name)!r}")
         content = read_yaml(path)
         keys = list(content) if isinstance(content, dict) else []
         if "verbalizers" not in keys or {*keys} - {"prompts", "phrases", "verbalizers"}:
@@ -134,7 +120,5 @@ def require_texts(name: str, values: object) -> Sequence[str]:
     for i, value in enumerate(values):
         # YAML reads an unquoted no, yes, on or 1984 as another type, and splits at a colon.
         if not isinstance(value, str) or not value.strip():
-            raise ValueError(
-                f"{name}[{i}] = {value!r} is not text. Write a word or a phrase, in quotes."
-            )
+            raise ValueError(f"{name}[{i}] must be a word or a phrase, in quotes, got {value!r}")
     return values

@@ -13,7 +13,7 @@ from ctrlreward.functional.transfer import (
     corpus_figures,
     gm_of,
 )
-from ctrlreward.samples import Samples, shortened
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import (
     Component,
@@ -52,10 +52,7 @@ class TransferQuality(CompositeScorer):
             falls with perplexity (`adjusted_gm`).
 
     Examples:
-        >>> from ctrlreward import Accuracy, CTRLEval, Perplexity, Similarity
-        >>> style = Accuracy(CTRLEval(task="sentiment", aspects="attribute_relevance"))
-        >>> parts = style, Similarity("minilm-l6"), Perplexity("smollm2-135m")
-        >>> scorer = TransferQuality(*parts, thresholds=(50, 0, 1000, -998))
+        >>> scorer = TransferQuality(thresholds=(50, 0, 1000, -998))
         >>> scores = scorer.score(["Good soup."], labels="positive", sources="Bad soup.")
         >>> list(scores)
         ['gm', 'accuracy', 'label_probability', 'similarity', 'perplexity', 'log_likelihood']
@@ -73,16 +70,8 @@ class TransferQuality(CompositeScorer):
         self.perplexity = Perplexity() if perplexity is None else perplexity
         arguments = ("accuracy", "similarity", "perplexity")
         for argument, needed, part in zip(arguments, _FACTORS, self.parts, strict=True):
-            kind, example = kind_of(part), f"Use {argument.capitalize()}()."
-            if not isinstance(part, Scorer):
-                raise TypeError(
-                    f"{argument} = {shortened(part)} is {kind}, not a scorer. {example}"
-                )
-            if needed not in part.specs:
-                raise ValueError(
-                    f"{argument} is {kind}, which does not have {needed}, only "
-                    f"{', '.join(part.specs)}. {example}"
-                )
+            if not isinstance(part, Scorer) or needed not in part.specs:
+                raise ValueError(f"{argument} must be a scorer with {needed}, got {kind_of(part)}")
         self.thresholds = checked_thresholds(thresholds)
 
     @property

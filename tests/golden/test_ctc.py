@@ -109,10 +109,3 @@ def test_equals_it_on_real_texts(summaries: int, shared_golden_dir: Path, data_d
     expected = [row["preservation"] for row in golden["li2018_yelp"][:20]]
     np.testing.assert_allclose(low["preservation"], expected, rtol=0, atol=0.005)
     assert spearmanr(low["preservation"], expected).statistic >= 0.99
-
-
-def test_bfloat16_stays_near_it() -> None:
-    result = aligned(transfers(), "preservation", dtype="bfloat16")["preservation_output"]
-    expected = np.array([row["preservation_output"] for row in SCORES["transfers"]])
-    np.testing.assert_allclose(result, expected, rtol=0, atol=0.005)
-    assert np.abs(result - expected).max() > 1e-4  # it did run in another precision

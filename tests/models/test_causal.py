@@ -131,10 +131,8 @@ def test_what_is_farthest_from_the_target_is_left_out(
     long = Pair("good" + " good" * 4999, " the food")
     short, found = continued(llama, [CONTINUATIONS[0], long])
     ids = llama_twin.tokenizer("".join(long)).input_ids
-    assert caplog.messages == [
-        f"1 of 2 continuations exceed the 64 tokens that the model reads (the longest has "
-        f"{len(ids)}): tokens farthest from the target are dropped"
-    ]
+    (message,) = caplog.messages
+    assert str(len(ids)) in message
     targets = llama_twin.tokenizer(long.target).input_ids
     assert found.ids.tolist() == targets
     expected = llama_twin.log_probs(ids[-65:], 65 - len(targets))

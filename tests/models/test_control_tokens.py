@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from asked_models import blank, continued, filled
 from hypothesis import given, settings
@@ -25,7 +24,6 @@ from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import chat_pieces, control_tokens, text_reader
 from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
-from ctrlreward.models.tasks import Continuation
 from ctrlreward.models.tokenization import chunked, read_chunks, reads_apart
 
 TURNS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<｜fim▁hole｜>")
@@ -198,17 +196,6 @@ def test_three_texts_have_three_scores(tiny_causal: Callable[..., str], tmp_path
     assert [("a [SEP] b")[start:end] for start, end in pair.spans][-1] == "b"
 
 
-def test_the_end_that_a_score_includes_is_one_token(tiny_causal: Callable[..., str]) -> None:
-    folder = tiny_causal("llama", TURNS)
-    text = "The soup <|endoftext|>"
-    lm = CausalLM(folder)
-    (scores,) = lm.answer([Continuation((), (((), (text, 0)),))])
-    assert scores.ids.tolist().count(0) == 1
-    assert scores.ids[-1] == 0
-    with_end = Perplexity(folder, score_end=True).score([text])["log_likelihood"]
-    np.testing.assert_allclose(with_end, scores.log_probs.mean(), atol=1e-6)
-
-
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -236,7 +223,5 @@ def test_a_message_cannot_end_its_turn(tiny_causal: Callable[..., str]) -> None:
     )
     assert ids("Hi.") == published
     tokenizer.chat_template = TEMPLATE.replace("m.content", "m.content[:9]")
-    with pytest.raises(
-        ValueError, match=r"changes a message .* Remove '<\|im_end\|>' and '<\|im_st"
-    ):
+    with pytest.raises(ValueError, match="message"):
         ids(attack)

@@ -160,7 +160,7 @@ def test_templates_that_cannot_be_used_are_named_and_left_aside(
 ) -> None:
     plain.chat_template = template
     assert asked(plain, BEFORE, "Soup.") == [("Soup.\n\nIt was", " good.")]
-    assert f"chat template of {plain.name_or_path} does not render a user's text" in caplog.text
+    assert plain.name_or_path in caplog.text
 
 
 @pytest.mark.parametrize("text", ["A meal.", " A meal.  ", "12", "A\n\n", "ness", "a ☕"])

@@ -18,7 +18,6 @@ from transformers import (
 
 from ctrlreward.models import output_layer
 from ctrlreward.models.output_layer import (
-    block_shape,
     check_output_layer,
     states_and_output,
     token_log_probs,
@@ -134,13 +133,3 @@ def test_the_output_layer_is_given_no_rows() -> None:
     )
     assert states_and_output(model, input_ids=IDS)[0].shape == (2, 5, 32)
     assert seen == [(0, 5, 40)]
-
-
-def test_blocks_have_whole_rows_on_an_accelerator_and_fit_the_cache_of_a_cpu() -> None:
-    assert block_shape(None, 5000, 49152, "cuda") == (85, 49152)
-    assert block_shape(2**28, 5000, 49152, "cuda") == (5000, 49152)
-    assert block_shape(1, 5000, 49152, "cuda") == (1, 49152)
-    assert block_shape(None, 5000, 49152, "cpu") == (1000, 1024)
-    assert block_shape(None, 200, 49152, "cpu") == (200, 1024)
-    assert block_shape(2**22, 200, 49152, "cpu") == (200, 20971)
-    assert block_shape(2**22, 200, 3000, "cpu") == (200, 3000)

@@ -74,7 +74,7 @@ def test_splitters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nltk", nltk)
     assert find_splitter("nltk")("One. | |Two.") == ["One.", "Two."]
     monkeypatch.setitem(sys.modules, "nltk", None)
-    with pytest.raises(ImportError, match=r"'nltk' needs .* pip install 'ctrlreward\[sentences\]'"):
+    with pytest.raises(ImportError, match="nltk"):
         find_splitter("nltk")
-    with pytest.raises(ValueError, match=r"must be .*'rules', 'sentencex', 'nltk', got 'punkt'"):
+    with pytest.raises(ValueError, match="sentence_splitter"):
         find_splitter("punkt")

@@ -53,24 +53,6 @@ def test_a_text_of_stop_words_only_says_nothing(scorer: Alignment) -> None:
     samples = dialog("you and i", "my dogs")
     total = with_model_of(scorer, "groundedness").score(samples)["groundedness"]
     assert total[0] == 0 < total[1]
-    means = with_model_of(scorer, "groundedness", aggregate="mean")
-    assert np.isnan(means.score(samples)["groundedness"]).tolist() == [True, False]
-    assert failures_of(means, samples).keys() == {0}
-
-
-def test_aggregate_makes_every_aspect_a_sum_or_a_mean(scorer: Alignment) -> None:
-    samples = dialog("two dogs", "a dog that barks at night").replace(sources=["dogs", "dogs"])
-    aspects = ("consistency", "groundedness")
-    total = with_model_of(scorer, *aspects, aggregate="sum", stop_words=[])
-    mean = with_model_of(scorer, *aspects, aggregate="mean", stop_words=[])
-    for name in aspects:
-        tokens = [len(parts[name].tokens) for parts in total.explain(samples)]
-        np.testing.assert_allclose(
-            total.score(samples)[name], mean.score(samples)[name] * tokens, atol=1e-12
-        )
-    default = with_model_of(scorer, *aspects, stop_words=[]).score(samples)
-    assert default["consistency"].tolist() == mean.score(samples)["consistency"].tolist()
-    assert default["groundedness"].tolist() == total.score(samples)["groundedness"].tolist()
 
 
 def test_engagingness_takes_what_context_and_history_say(scorer: Alignment) -> None:
@@ -152,25 +134,20 @@ def test_models_by_direction_are_moved_and_released_as_one(folders: dict[str, st
 
 
 @pytest.mark.parametrize(
-    ("method", "aggregate", "expected"),
+    ("method", "expected"),
     [
-        ("embedding", None, [(-1, 1), (-1, 1), (0, 1), (-np.inf, np.inf)]),
-        ("embedding", "sum", [(-np.inf, np.inf)] * 2 + [(0, np.inf), (-np.inf, np.inf)]),
-        ("discriminative", None, [(0, 1), (0, 1), (0, 1), (0, np.inf)]),
-        ("discriminative", "mean", [(0, 1)] * 4),
-        ("regression", None, [(-np.inf, np.inf)] * 2 + [(0, np.inf), (-np.inf, np.inf)]),
+        ("embedding", [(-1, 1), (-1, 1), (0, 1), (-np.inf, np.inf)]),
+        ("discriminative", [(0, 1), (0, 1), (0, 1), (0, np.inf)]),
+        ("regression", [(-np.inf, np.inf)] * 2 + [(0, np.inf), (-np.inf, np.inf)]),
     ],
 )
-def test_ranges(method: str, aggregate: str | None, expected: list[tuple[float, float]]) -> None:
-    aspects = ("relevance", "preservation", "groundedness")
-    metrics = Alignment(aspects=aspects, method=method, aggregate=aggregate).specs
+def test_ranges(method: Any, expected: list[tuple[float, float]]) -> None:
+    specs = Alignment(aspects=("relevance", "preservation", "groundedness"), method=method).specs
     names = ("relevance_output", "relevance", "preservation", "groundedness")
-    assert [metrics[name].range for name in names] == expected
-    assert all(metric.higher_is_better for metric in metrics.values())
-    assert set(metrics) == {
-        *("relevance", "relevance_output", "relevance_reference"),
-        *("preservation", "preservation_output", "preservation_source", "groundedness"),
-    }
+    assert [specs[name].range for name in names] == expected
+    assert all(spec.higher_is_better for spec in specs.values())
+    others = {"relevance_reference", "preservation_output", "preservation_source"}
+    assert {*specs} == {*names} | others
 
 
 def test_regression_has_no_words_to_leave_out() -> None:
@@ -188,7 +165,6 @@ WRONG_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("aspects", {"aspects": "fluency"}),
     ("aspects", {"aspects": []}),
     ("method", {"method": "E"}),
-    ("aggregate", {"aggregate": "max"}),
     ("layer", {"method": "regression", "layer": 2}),
     ("unit", {"unit": "word"}),
     ("unit", {"method": "discriminative", "unit": "token"}),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from trl.rewards import accuracy_reward, think_format_reward
 
-from ctrlreward import FunctionScorer, Reward, Samples
+from ctrlreward import FunctionScorer, LexiconSentiment, Reward, Samples
 from ctrlreward.adapters.trl import as_reward_funcs
 from ctrlreward.samples import MissingColumn
-from ctrlreward.scorers.components import as_component
+from ctrlreward.scorers.components import as_component, name_components
 
 SAMPLES = Samples(
     ["The soup is hot.", "The soup"],
@@ -172,3 +172,17 @@ def test_annotated_messages_have_prompts_as_messages(kind: Any) -> None:
         "completions": [[{"role": "assistant", "content": "Yes."}]],
         "ground_truth": ["Yes"],
     }
+
+
+def test_scores_of_several_scorers_have_names_of_their_own() -> None:
+    first, second = LexiconSentiment(), LexiconSentiment("polarity")
+    assert [*name_components([first], None)] == ["polarity", "accuracy"]
+    assert [*name_components([first], None, Samples(["Soup."]))] == ["polarity"]
+    named = name_components([first, second], ["a", "b"])
+    assert [*named] == ["a.polarity", "a.accuracy", "b.polarity"]
+    assert named["b.polarity"] == second["polarity"]
+    for names in (None, ["a"], ["a", "a"]):
+        with pytest.raises(ValueError, match="names"):
+            name_components([first, second], names)
+    with pytest.raises(ValueError, match="scorers"):
+        name_components([], None)

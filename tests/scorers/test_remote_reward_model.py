@@ -14,7 +14,7 @@ from failed_rows import failures_of
 from judge_server import Refusal, Server, started
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from ctrlreward import RemoteRewardModel, Reward, RewardModel, Samples
+from ctrlreward import RemoteRewardModel, RewardModel, Samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -87,17 +87,6 @@ def test_a_served_model_scores_as_the_model_here(
     assert all(body["use_activation"] is False for _, _, body in server.requests)
 
 
-def test_several_outputs_in_a_reward(serve: Callable[..., Server]) -> None:
-    server = serve(lambda text: [float(len(text)), 1.0])
-    remote = RemoteRewardModel(server.url, outputs=("helpful", "verbose"))
-    reward = Reward({"h": (remote["helpful"], 1.0), "v": (remote["verbose"], 2.0)})
-    assert reward(ANSWERS).total.tolist() == [len(answer) + 2.0 for answer in ANSWERS]
-    assert len(server.requests) == 1  # for both scores
-    weights = {"helpful": 1.0, "verbose": -2.0}
-    one = RemoteRewardModel(server.url, outputs=("helpful", "verbose"), weights=weights)
-    assert one["reward"](ANSWERS).tolist() == [len(answer) - 2.0 for answer in ANSWERS]
-
-
 def test_texts_without_a_value_are_nan(serve: Callable[..., Server]) -> None:
     def answer(path: str, body: dict[str, Any]) -> Any:
         if any("rejected" in text for text in body["input"]):
@@ -162,8 +151,6 @@ def test_another_reply_is_an_error(content: Any, serve: Callable[..., Server]) -
     [
         {"address": "host:8000"},
         {"template": "chat"},
-        {"weights": {"help": 1.0}},
-        {"outputs": ()},
         {"max_retries": -1},
         {"batch_texts": 0},
     ],

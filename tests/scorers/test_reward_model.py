@@ -256,7 +256,7 @@ def test_what_cannot_be_scored_is_nan(chat_model: str) -> None:
     assert failures_of(RewardModel(chat_model), samples).keys() == {0, 1, 2}
 
 
-def test_several_ratings_have_names_or_one_weighted_sum(ratings: str) -> None:
+def test_several_ratings_have_names(ratings: str) -> None:
     texts = ["The soup was good.", "It was cold.", ""]
     scores = RewardModel(ratings).score(texts)
     assert list(scores) == ["helpful", "correct"]
@@ -266,11 +266,6 @@ def test_several_ratings_have_names_or_one_weighted_sum(ratings: str) -> None:
     for column, values in enumerate(scores.values()):
         np.testing.assert_allclose(values[:2], [float(row[column]) for row in expected], atol=1e-5)
         assert np.isnan(values[2])
-    weighted = RewardModel(ratings, weights={"helpful": 2, "correct": -1}).score(texts)
-    assert list(weighted) == ["reward"]
-    np.testing.assert_allclose(weighted["reward"], 2 * scores["helpful"] - scores["correct"])
-    with pytest.raises(ValueError, match="weights"):
-        RewardModel(ratings, weights={"corect": 1}).score(texts)
 
 
 def test_reward_models_compose(chat_model: str, plain_model: str) -> None:
@@ -319,7 +314,6 @@ def test_models_of_other_kinds_are_refused(
         {"template": "{completion} {promt}"},
         {"template": "{completion"},
         {"truncation_side": "top"},
-        {"weights": {}},
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any]) -> None:
@@ -331,4 +325,4 @@ def test_a_chat_needs_prompts_and_a_template(chat_model: str, ratings: str) -> N
     with pytest.raises(ValueError, match="prompts"):
         RewardModel(chat_model, template="chat").score(ANSWERS)
     with pytest.raises(ValueError, match="template"):
-        RewardModel(ratings, "chat", {"helpful": 1.0}).score(ANSWERS, prompts=PROMPTS)
+        RewardModel(ratings, "chat").score(ANSWERS, prompts=PROMPTS)
