@@ -259,7 +259,7 @@ def read_reply(rubric: Rubric, reply: str) -> Judgement:
     """Return the scores of a server's reply, NaN for those that are absent or not an answer."""
     reply = _THOUGHT.sub("", reply)  # of a model that thinks, on a server that does not remove it
     if not rubric.structured:
-        return Judgement({rubric.name: read_answer(reply, rubric.scores)}, {})
+        return Judgement({rubric.name: read_answer(reply, rubric.questions()[rubric.name])}, {})
     try:
         content = json.loads(reply[reply.find("{") : reply.rfind("}") + 1])  # in a code block
     except (ValueError, RecursionError):
