@@ -55,6 +55,22 @@ def test_a_text_of_stop_words_only_says_nothing(scorer: Alignment) -> None:
     assert total[0] == 0 < total[1]
 
 
+def test_aggregate_makes_every_aspect_a_sum_or_a_mean(scorer: Alignment) -> None:
+    samples = dialog("two dogs", "a dog that barks at night").replace(sources=["dogs", "dogs"])
+    aspects = ("consistency", "groundedness")
+    total, mean, default = (
+        with_model_of(scorer, *aspects, aggregate=aggregate, stop_words=[])
+        for aggregate in ("sum", "mean", None)
+    )
+    sums, means, scores = (each.score(samples) for each in (total, mean, default))
+    for name in aspects:
+        tokens = [len(parts[name].tokens) for parts in total.explain(samples)]
+        np.testing.assert_allclose(sums[name], means[name] * tokens, atol=1e-12)
+    np.testing.assert_array_equal(scores["consistency"], means["consistency"])
+    np.testing.assert_array_equal(scores["groundedness"], sums["groundedness"])
+    assert total.specs["consistency"].range == (-np.inf, np.inf)
+
+
 def test_engagingness_takes_what_context_and_history_say(scorer: Alignment) -> None:
     both = dialog("two dogs", "who are you", context="two dogs", history="who are you")
     score = with_model_of(scorer, "engagingness", stop_words=[]).score
@@ -165,6 +181,7 @@ WRONG_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("aspects", {"aspects": "fluency"}),
     ("aspects", {"aspects": []}),
     ("method", {"method": "E"}),
+    ("aggregate", {"aggregate": "max"}),
     ("layer", {"method": "regression", "layer": 2}),
     ("unit", {"unit": "word"}),
     ("unit", {"method": "discriminative", "unit": "token"}),
