@@ -43,9 +43,7 @@ class Batcher:
         self.reward = reward
         self.most = most
         self.state: State = "loading"
-        self.metrics = ServingMetrics(
-            lambda: len(self.waiting) + len(self.scoring), lambda: self.state == "ready"
-        )
+        self.metrics = ServingMetrics(lambda: len(self.waiting) + len(self.scoring))
         self.waiting: list[_Request] = []
         self.scoring: list[_Request] = []
         self._reason = ""
@@ -137,8 +135,8 @@ def score_requests(
         rows = []
         for samples, end in zip(requests, ends, strict=True):
             own = {name: values[end - len(samples) : end] for name, values in scores.items()}
-            own |= score(others, samples).warned() if others and len(samples) else {}
-            rows.append({name: own.get(name, np.empty(0)) for name in components})
+            own |= score(others, samples).warned() if others else {}
+            rows.append({name: own[name] for name in components})
         seconds = time.perf_counter() - started
         return [reward.combine(row, seconds) for row in rows]
     except Exception as error:

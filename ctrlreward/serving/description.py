@@ -23,16 +23,10 @@ _SUFFIXES = {".gguf", ".json", ".model", ".npy", ".safetensors", ".txt", ".jinja
 def describe(reward: Reward, block: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what a client needs of a reward; loads no model.
 
-    Args:
-        reward: The reward.
-        block: The block of the YAML file that built it; None for a reward that Python built.
-
-    Returns:
-        Data for JSON: `protocol`; `components`, each with the `class` of its scorer, the `score`,
-        `higher_is_better`, `range` (null for no bound), `pointwise`, `of_groups`,
-        `required_columns` (column → scorer that needs it); `derived`, the names of further columns;
-        `given`, the conditions; `aggregate`, its name or "custom", and `weights`;
-        `fingerprint_id`, the `digest` of the block, or without one of these entries.
+    Data for JSON: of each component the `range`, null for no bound, and `required_columns`, column
+    → scorer that needs it; `derived`, the names of further columns; `given`, the conditions;
+    `fingerprint_id`, the `digest` of the YAML block that built the reward, or without one, of the
+    other entries.
     """
     names = {kind: name for name, kind in AGGREGATES.items()}
     described: dict[str, Any] = {

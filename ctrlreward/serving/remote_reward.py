@@ -278,10 +278,6 @@ class RemoteScorer(Scorer):
         batch = self.reward(samples)
         return {name: batch.components[name] for name in self.specs}
 
-    def load(self) -> None:
-        """Wait until the server is ready."""
-        self.reward.load()
-
 
 def check_token(token: str) -> None:
     """Raise a ValueError if a header can't carry a token."""

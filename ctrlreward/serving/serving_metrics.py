@@ -8,31 +8,25 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ctrlreward.reward import RewardBatch
 
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class ServingMetrics:
     """Counters of one server, in a registry of its own; `requests` by route and status."""
 
-    def __init__(self, pending: Callable[[], float], ready: Callable[[], bool]) -> None:
+    def __init__(self, pending: Callable[[], float]) -> None:
         own = self.registry = CollectorRegistry()
-
-        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(f"ctrlreward_{name}", text, buckets=buckets, registry=own)
-
-        self.requests = Counter(
-            "ctrlreward_requests", "Replies by route and status.", ("route", "status"), registry=own
-        )
+        routes = "Replies by route and status.", ("route", "status")
+        self.requests = Counter("ctrlreward_requests", *routes, registry=own)
         self._samples = Counter("ctrlreward_samples", "Samples scored.", registry=own)
         self._failed = Counter("ctrlreward_failed_samples", "Samples failed.", registry=own)
-        self._batch_samples = histogram("batch_samples", "Samples by batch.", _SIZES)
-        self._wait = histogram("queue_wait_seconds", "Time of a request in the queue.", _SECONDS)
-        self._scoring = histogram("scoring_seconds", "Time of scoring a batch.", _SECONDS)
-        waiting = Gauge("ctrlreward_pending_requests", "Requests in the server.", registry=own)
-        waiting.set_function(pending)
-        accepting = Gauge("ctrlreward_ready", "1 while requests are accepted.", registry=own)
-        accepting.set_function(lambda: float(ready()))
+        sizes = "Samples by batch."
+        self._sizes = Histogram("ctrlreward_batch_samples", sizes, buckets=_SIZES, registry=own)
+        waits, scoring = "Time of a request in the queue.", "Time of scoring a batch."
+        self._waits = Histogram("ctrlreward_queue_wait_seconds", waits, registry=own)
+        self._scoring = Histogram("ctrlreward_scoring_seconds", scoring, registry=own)
+        requests = Gauge("ctrlreward_pending_requests", "Requests in the server.", registry=own)
+        requests.set_function(pending)
 
     def batch(
         self, scored: Sequence[RewardBatch], waits: Sequence[float], samples: int, seconds: float
@@ -42,6 +36,6 @@ class ServingMetrics:
             self._samples.inc(len(each.total))
             self._failed.inc(float(each.failed.sum()))
         for wait in waits:
-            self._wait.observe(wait)
-        self._batch_samples.observe(samples)
+            self._waits.observe(wait)
+        self._sizes.observe(samples)
         self._scoring.observe(seconds)

@@ -11,27 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward import CTRLEval, FunctionScorer, Reward, RewardBatch, Samples
+from ctrlreward import CTRLEval, FunctionScorer, Reward, RewardBatch
 from ctrlreward.adapters.openrlhf import as_reward_func
 from ctrlreward.serving.get_reward import GetReward, get_reward_route
 
-TEXTS = ["ab<eos>", "f", "aab", ""]
 OPTIONS = GetReward(-9.0, columns={"prefixes": "prompt"}, end_tokens=("<eos>",))
-
-
-def totals_of(reward: Reward, texts: list[str]) -> list[float]:
-    batch = reward(Samples([text.replace("<eos>", "") for text in texts]))
-    return np.where(batch.failed, -9.0, batch.total).tolist()
-
-
-def test_get_reward_equals_the_process(serve: Callable[..., Any], reward: Reward) -> None:
-    body = {"query": ["c" + t for t in TEXTS], "prompts": ["c"] * 4, "labels": [None] * 4}
-    reply = serve(reward, OPTIONS).client.post("/get_reward", json=body).json()
-    assert reply["rewards"] == reply["scores"] == totals_of(reward, ["c" + t for t in TEXTS])
-    logs = reply["extra_logs"]
-    assert logs["failed"] == [0.0, 1.0, 0.0, 0.0]
-    assert logs["share"] == [1 / 3, -9.0, 0.5, 0.0]
-    assert logs["length"] == [3.0, -9.0, 4.0, 1.0]  # a failed sample has no length either
 
 
 def test_every_reply_has_the_same_keys(serve: Callable[..., Any], reward: Reward) -> None:
@@ -65,17 +49,6 @@ def test_wrong_bodies_are_422(serve, reward, options, body, message) -> None:
     reply = serve(reward, options).client.post("/get_reward", json=body)
     assert reply.status_code == 422, reply.text
     assert message in reply.json()["detail"]
-
-
-def test_a_sample_that_a_scorer_rejects(serve: Callable[..., Any], monkeypatch: Any) -> None:
-    from fakes import Letters
-
-    reward = Reward({"letters": Letters()["letters"]})
-    body = {"query": ["soup"], "prompts": [""], "labels": ["unknown"]}
-    reply = serve(reward, LABELLED).client.post("/get_reward", json=body)
-    with pytest.raises(ValueError, match="labels") as raised:
-        reward(Samples(["soup"], labels=["unknown"]))
-    assert (reply.status_code, reply.json()["detail"]) == (422, str(raised.value))
 
 
 def test_options_that_cannot_work_are_refused_at_the_start(reward, kinds) -> None:

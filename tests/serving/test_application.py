@@ -110,7 +110,6 @@ def test_metrics_count_replies_samples_and_failures(live_server: Start, reward: 
         "ctrlreward_queue_wait_seconds_count 1.0",
         "ctrlreward_scoring_seconds_count 1.0",
         "ctrlreward_pending_requests 0.0",
-        "ctrlreward_ready 1.0",
     }
     end = time.monotonic() + 10  # a reply is counted once it is sent
     while (absent := expected - {*client.get("/metrics").text.splitlines()}) and (

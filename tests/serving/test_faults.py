@@ -117,23 +117,6 @@ def test_a_refusal_echoes_no_text(
     assert '"input":' not in reply.text
 
 
-def test_a_full_queue_asks_to_come_back(
-    live_server: Start, reward: Reward, letters: Letters
-) -> None:
-    server = live_server(reward, waiting=1)
-    letters.go.clear()
-    with send(server, json.dumps(one("hold")).encode()) as held:
-        assert letters.held.wait(60)
-        with send(server, json.dumps(one("soup")).encode()) as waits:
-            server.wait_until(lambda: len(server.app.state.batcher.waiting) == 1)
-            refused = server.client.post("/score", json=one("noon"))
-            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-            letters.go.set()
-            assert b" 200 " in read_reply(held)
-            assert b" 200 " in read_reply(waits)
-    assert server.client.post("/score", json=one("noon")).status_code == 200
-
-
 def test_a_training_is_served_during_a_burst(live_server: Start) -> None:
     """200 connections ask at once, of which few fit: all are scored in the end, none lost."""
     seconds, sent = 0.005, 200
