@@ -42,8 +42,10 @@ class TrainedFirst:
         FileNotFoundError.
         """
         folder = Path(self.folder).expanduser()
+        if folder.is_dir():
+            return
         with one_process(folder):
-            if folder.is_dir():
+            if folder.is_dir():  # another process trained it in the meantime
                 return
             log.warning("%s does not exist: training it with %s", self.folder, self.config)
             job = ["--config", self.config, "--model.init_args.folder", self.folder]

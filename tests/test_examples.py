@@ -44,26 +44,19 @@ def examples_of(module: ModuleType) -> list[doctest.DocTest]:
 
     An example has these names, `np` and `torch`. It imports all others, so that it can be pasted.
     """
-    names = [*own_names(module), *getattr(module, "__all__", ())]
-    own = {name: getattr(module, name) for name in names}
+    own = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+    for name, item in vars(module).items():
+        if name[0] != "_" and getattr(item, "__module__", "") == module.__name__:
+            own[name] = item
     own |= {"np": importlib.import_module("numpy"), "torch": importlib.import_module("torch")}
     tests = doctest.DocTestFinder(exclude_empty=True).find(module, module.__name__, globs=own)
     # One without a line has the docstring of another module.
     tests = [test for test in tests if test.examples and test.lineno is not None]
-    for example in (example for test in tests for example in test.examples):
-        if os.environ.get("CTRLREWARD_LIGHTNING") == "lightning":
+    if os.environ.get("CTRLREWARD_LIGHTNING") == "lightning":
+        for example in (example for test in tests for example in test.examples):
             for name, other in LIGHTNING.items():
                 example.source = example.source.replace(name, other)
     return tests
-
-
-def own_names(module: ModuleType) -> list[str]:
-    """The public functions and classes that a module defines."""
-    return [
-        name
-        for name, item in vars(module).items()
-        if name[0] != "_" and getattr(item, "__module__", "") == module.__name__
-    ]
 
 
 @pytest.fixture
@@ -79,7 +72,7 @@ def user(
     monkeypatch.setenv("PL_TRAINER_ENABLE_MODEL_SUMMARY", "False")
 
 
-@pytest.mark.parametrize("name", list(modules_with_examples()))
+@pytest.mark.parametrize("name", modules_with_examples())
 def test_examples_print_what_they_show(name: str, user: None) -> None:
     runner = doctest.DocTestRunner(PrintedNumbers(), optionflags=FLAGS)
     said: list[str] = []

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.files import write_whole
 from ctrlreward.recipes.pair_training import adapter_trainer, parse, read_pairs
 from ctrlreward.tables.rows import Row
@@ -99,7 +100,8 @@ def train_dpo(arguments: DPOArguments, config: Any) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """Train by the options of a command line, and print the held-out margin."""
     ours, config = parse("DPOConfig", DPOArguments, DEFAULTS, arguments)
-    summary = train_dpo(ours, config)
+    with user_errors():
+        summary = train_dpo(ours, config)
     print(f"{summary['pairs']['training']} pairs, {summary['pairs']['held_out']} held out")
     for when in ("before", "after"):
         margin, accuracy = summary[when]["margin"], summary[when]["accuracy"]

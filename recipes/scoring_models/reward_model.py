@@ -23,6 +23,7 @@ from transformers import set_seed
 
 from ctrlreward.command_line.config_files import read_job, resolved
 from ctrlreward.command_line.reward_file import load_reward
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.completion import generate
 from ctrlreward.files import json_text, read_json, whole_folder, write_whole
 from ctrlreward.jobs.recipes import recipe_file
@@ -148,7 +149,8 @@ def train_reward_models(ours: RewardModelArguments, config: Any) -> dict[str, di
 def main(arguments: Sequence[str]) -> None:
     """Train by the options of a command line, and print the accuracy on the other half."""
     ours, config = parse("RewardConfig", RewardModelArguments, DEFAULTS, arguments)
-    summary = train_reward_models(ours, config)
+    with user_errors():
+        summary = train_reward_models(ours, config)
     for name, model in summary.items():
         print(
             f"{name}: {model['pairs']} pairs, {model['steps']} steps, accuracy on the other half's"

@@ -49,6 +49,9 @@ def test_ten_steps_raise_the_margin(
     dpo.main([*given, "--output_dir", "smoke", "--smoke"])
     summary = json.loads(Path("smoke/summary.json").read_text())
     assert (len(summary["history"]), summary["pairs"]["training"]) == (2, 8)
+    with pytest.raises(SystemExit):
+        dpo.main(["--pairs", "absent.jsonl", "--output_dir", "smoke"])
+    assert "absent.jsonl" in capsys.readouterr().err
 
 
 def test_prompts_are_held_out_whole() -> None:
