@@ -1,4 +1,4 @@
-"""Script of test_killed.py: runs of two trainers, uncut, and killed and resumed.
+"""Script of test_killed.py: runs of TRL's trainer, uncut, and killed and resumed.
 
 Each run is a forked process, so imports happen once.
 """
@@ -18,16 +18,11 @@ import trainer_runs
 import trl
 from datasets import Dataset
 from transformers import (
-    AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    DataCollatorForSeq2Seq,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
     Trainer,
     TrainerState,
 )
 
-from ctrlreward import Samples
 from ctrlreward.huggingface import (
     GenerationScorer,
     ProxyGuard,
@@ -36,8 +31,9 @@ from ctrlreward.huggingface import (
 )
 from ctrlreward.scorers.components import FunctionScorer
 
-LLAMA, T5 = sys.argv[2:4]
-KILLS = {"GRPO": ["scoring"], "Seq2Seq": ["scoring", "saving"]}
+LLAMA = sys.argv[2]
+KILLS = "scoring", "saving"
+PROMPTS = ["ab", "cd", "ef", "fa"]
 AT = 4  # the step at whose evaluation, or checkpoint, a run is killed
 SETTINGS = trainer_runs.SETTINGS | {
     "per_device_train_batch_size": 2,
@@ -75,32 +71,10 @@ def grpo(folder: Path) -> Trainer:
     )
 
 
-def encoder_decoder(folder: Path) -> Trainer:
-    tokenizer = AutoTokenizer.from_pretrained(T5)
-    model = AutoModelForSeq2SeqLM.from_pretrained(T5)
-    pairs = [("the soup", "the table"), ("the bus", "the lake"), ("the dog", "the soup")]
-    rows = [
-        {"input_ids": tokenizer(a).input_ids, "labels": tokenizer(b).input_ids} for a, b in pairs
-    ]
-    return Seq2SeqTrainer(
-        model,
-        Seq2SeqTrainingArguments(**SETTINGS, output_dir=str(folder)),
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model),
-        train_dataset=rows * 6,  # type: ignore[arg-type]
-        eval_dataset=rows[:2],  # type: ignore[arg-type]
-        processing_class=tokenizer,
-    )
-
-
-def run(kind: str, folder: Path, kill: str = "") -> None:
+def run(folder: Path, kill: str = "") -> None:
     """Train, from the last whole checkpoint if there is one, and write what was decided."""
     torch.manual_seed(0)
-    seq2seq = kind == "Seq2Seq"
-    trainer = encoder_decoder(folder) if seq2seq else grpo(folder)
-    prompts = (
-        ["the soup", "the dog", "the bus", "the lake"] if seq2seq else ["ab", "cd", "ef", "fa"]
-    )
-    samples = Samples([""] * 4, prefixes=[""] * 4, prompts=prompts) if seq2seq else Samples(prompts)
+    trainer = grpo(folder)
 
     def scored(texts: list[str]) -> list[float]:
         if kill == "scoring" and trainer.state.global_step == AT:
@@ -122,7 +96,7 @@ def run(kind: str, folder: Path, kill: str = "") -> None:
         "best": RewardCheckpoint("score/a", constraints={"score/length": (1, None)}),
         "alarm": ProxyGuard("score/a", "score/length"),
     }
-    held_out = GenerationScorer(trainer, scores, samples, generation={"max_new_tokens": 6})
+    held_out = GenerationScorer(trainer, scores, PROMPTS, generation={"max_new_tokens": 6})
     for callback in (held_out, *used.values()):
         trainer.add_callback(callback)
     states = [*folder.glob("checkpoint-*/trainer_state.json")]
@@ -150,11 +124,10 @@ def forked(work: Callable[..., None], *arguments: Any) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     root = Path(sys.argv[1])
-    for kind, kills in KILLS.items():
-        codes = {"uncut": forked(run, kind, root / kind / "run")}
-        (root / kind / "run").rename(root / kind / "uncut")
-        for kill in kills:
-            codes[kill] = forked(run, kind, root / kind / "run", kill)
-            codes[f"{kill}, resumed"] = forked(run, kind, root / kind / "run")
-            (root / kind / "run").rename(root / kind / kill)
-        (root / kind / "codes.json").write_text(json.dumps(codes))
+    codes = {"uncut": forked(run, root / "run")}
+    (root / "run").rename(root / "uncut")
+    for kill in KILLS:
+        codes[kill] = forked(run, root / "run", kill)
+        codes[f"{kill}, resumed"] = forked(run, root / "run")
+        (root / "run").rename(root / kill)
+    (root / "codes.json").write_text(json.dumps(codes))

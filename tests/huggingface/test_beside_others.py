@@ -89,7 +89,6 @@ PLATEAU = {
 ALL = frozenset(range(1, STEPS + 1))
 
 SITUATIONS = {
-    "nothing else": Situation(),
     "EarlyStoppingCallback": Situation(
         # 2.0 at step 2, then three evaluations that are not better
         EACH | BY_METRIC | {"load_best_model_at_end": True},
@@ -98,9 +97,6 @@ SITUATIONS = {
         frozenset(range(1, 6)),
     ),
     "plateau scheduler": Situation(PLATEAU | BY_METRIC),
-    "plateau scheduler, saving": Situation(
-        PLATEAU | BY_METRIC | EACH | {"load_best_model_at_end": True}, checkpoints=ALL
-    ),
     "averaged weights": Situation(EACH, EMA, checkpoints=ALL),
     "best model is loaded": Situation(
         EACH | BY_METRIC | {"load_best_model_at_end": True}, checkpoints=ALL

@@ -75,17 +75,6 @@ def test_an_evaluation_without_a_checkpoint_is_not_selected(
     assert stop.state.best == 1.0
 
 
-def test_other_rules_read_the_metric_that_the_trainer_compares(
-    make_trainer: Callable[..., Trainer],
-) -> None:
-    trainer = make_trainer(**SAVING, load_best_model_at_end=True)  # compares eval_loss
-    loss, second = RewardEarlyStopping("eval_loss", patience=9), RewardCheckpoint("eval_loss")
-    train(trainer, scorer_of(trainer), RewardCheckpoint("score/a"), second, loss)
-    logged = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
-    assert loss.state.best == min(logged)
-    assert second.state.kept == {logged.index(min(logged)) + 1: min(logged)}
-
-
 @pytest.mark.parametrize(
     ("settings", "first"),
     [
@@ -118,11 +107,6 @@ def test_a_key_that_is_not_logged(make_trainer: Callable[..., Trainer], key: str
     assert trainer.state.global_step == 1
 
 
-def train_twice(first: Trainer, second: Trainer, scorer: GenerationScorer) -> None:
-    for trainer in (first, second):
-        train(trainer, scorer)
-
-
 def evaluate(trainer: Trainer, scorer: GenerationScorer) -> None:
     trainer.add_callback(scorer)
     trainer.evaluate()
@@ -133,9 +117,7 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "max_new_token": lambda make: GenerationScorer(
         make(), {"a": len}, ["ab"], generation={"max_new_token": 4}
     ),
-    "another trainer": lambda make: train_twice(trainer := make(), make(), scorer_of(trainer)),
     "built with another trainer": lambda make: evaluate(make(), scorer_of(make())),
-    "messages": lambda make: GenerationScorer(make(), {"a": len}, [{"messages": []}]),
     "name 'score'": lambda make: train(trainer := make(), scorer_of(trainer), scorer_of(trainer)),
     "eval_loss": lambda make: train(make(), *(RewardEarlyStopping("eval_loss") for _ in range(2))),
     "ProxyGuard guard": lambda make: train(

@@ -12,25 +12,22 @@ import pytest
 @pytest.fixture(scope="module")
 def folder(
     tiny_llama: Callable[[str], str],
-    tiny_t5: str,
     tmp_path_factory: pytest.TempPathFactory,
     run_script: Callable[..., None],
 ) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     script = Path(__file__).with_name("killed_runs.py")
-    run_script(script, folder, tiny_llama("abcdef"), tiny_t5, timeout=300)
+    run_script(script, folder, tiny_llama("abcdef"), timeout=300)
     return folder
 
 
-@pytest.mark.parametrize(
-    ("kind", "kill"), [("GRPO", "scoring"), ("Seq2Seq", "scoring"), ("Seq2Seq", "saving")]
-)
-def test_a_killed_run_decides_as_an_uncut_one(folder: Path, kind: str, kill: str) -> None:
-    codes = json.loads((folder / kind / "codes.json").read_text())
+@pytest.mark.parametrize("kill", ["scoring", "saving"])
+def test_a_killed_run_decides_as_an_uncut_one(folder: Path, kill: str) -> None:
+    codes = json.loads((folder / "codes.json").read_text())
     assert codes["uncut"] == codes[f"{kill}, resumed"] == 0
     assert codes[kill] == -9
     uncut, resumed = (
-        json.loads((folder / kind / name / "found.json").read_text()) for name in ("uncut", kill)
+        json.loads((folder / name / "found.json").read_text()) for name in ("uncut", kill)
     )
     assert resumed == uncut  # decisions, the weights that were loaded at the end, all texts
     assert uncut["decided"]["steps"] > 4  # the step of the kill

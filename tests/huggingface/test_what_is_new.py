@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from peft import LoraConfig, get_peft_model
 from thinned import thinned
 from trainer_runs import outcome, resumed
@@ -66,16 +65,6 @@ class Nested(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         copy = deepcopy(control)
         self.trainer.evaluate()
-        return copy
-
-
-class TrainingSet(Nested):
-    """Evaluates other samples, under other keys."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        copy = deepcopy(control)
-        copy.should_evaluate = control.should_evaluate
-        self.trainer.evaluate(ROWS["a"] * 3, metric_key_prefix="train")
         return copy
 
 
@@ -126,28 +115,18 @@ EPOCHS = {
 SITUATIONS = {
     "one set": Situation(),
     "q in the first of two sets": Situation(sets={"a": "q", "b": "r"}, r="eval_b_r"),
-    "q in the second of two sets": Situation(sets={"b": "r", "a": "q"}, r="eval_b_r"),
     # r is new at 1, 3 and 5. A bound is compared with its last value: .3 at step 4.
     "r is logged in training, less often": Situation(
         others=(LogsTraining,), r="r", best=5, front=(3, 5), dominated=(1,)
     ),
     "resumed": Situation(cut=5),
-    "resumed at the best": Situation(cut=4),
-    "evaluated at the start": Situation({"eval_on_start": True}),
     "resumed, evaluated at the start": Situation({"eval_on_start": True}, cut=5),
-    "resumed with two sets, evaluated at the start": Situation(
-        {"eval_on_start": True}, sets={"a": "q", "b": "r"}, r="eval_b_r", cut=5
-    ),
-    "accumulated": Situation({"gradient_accumulation_steps": 3}),
     "accumulated and resumed": Situation({"gradient_accumulation_steps": 3}, cut=5),
     "epochs": Situation(EPOCHS),
     "nested": Situation(others=(Nested,)),
     "nested in an evaluation": Situation(others=(AfterEvaluation,)),
-    "nested, two sets": Situation(others=(Nested,), sets={"a": "q", "b": "r"}, r="eval_b_r"),
     "nested and resumed": Situation(others=(Nested,), cut=5),
-    "another set under other keys": Situation(others=(TrainingSet,)),
     "another set at epochs": Situation(EPOCHS, others=(AtEpochs,)),
-    "an adapter": Situation(peft=True),
     "an adapter, resumed": Situation(peft=True, cut=5),
 }
 
@@ -201,7 +180,9 @@ def test_decisions(
         trainer = make_trainer(**case.settings, **settings)
         if case.peft:
             adapter = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-            trainer = swapped(trainer, get_peft_model(trainer.model, adapter))
+            parts = trainer.args, trainer.data_collator, trainer.train_dataset
+            data = trainer.eval_dataset, trainer.processing_class
+            trainer = Trainer(get_peft_model(trainer.model, adapter), *parts, *data)
         return trainer
 
     def prepare(trainer: Trainer) -> None:
@@ -221,18 +202,6 @@ def test_decisions(
     assert len(list(folder.glob("adapter_model.safetensors" if case.peft else "model.*"))) == 1
     trainer.evaluate()  # with values that would change everything
     assert outcome(trainer, used) == found
-
-
-def swapped(trainer: Trainer, model: torch.nn.Module) -> Trainer:
-    """Return the trainer of another model."""
-    return Trainer(
-        model,
-        trainer.args,
-        trainer.data_collator,
-        trainer.train_dataset,
-        trainer.eval_dataset,
-        trainer.processing_class,
-    )
 
 
 @pytest.mark.parametrize("cut", [0, 2, 3, 4])

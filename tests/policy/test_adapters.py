@@ -68,18 +68,6 @@ def test_an_unknown_layer_is_refused(folder: str, targets: Any) -> None:
         load_policy(folder, LoRA(target_modules=targets), "cpu")
 
 
-def test_layers_of_gpt2_and_t5(tiny_causal: Callable[[str], str], tiny_t5: str) -> None:
-    for model, layers in ((tiny_causal("gpt2"), {"c_attn"}), (tiny_t5, {"q", "wo"})):
-        policy = load_policy(model, LoRA(target_modules=sorted(layers)), "cpu")
-        assert adapted(policy) == layers
-
-
-def test_rank_and_alpha(folder: str) -> None:
-    for lora, expected in ((LoRA(), (16, 32)), (LoRA(4), (4, 8)), (LoRA(4, lora_alpha=4), (4, 4))):
-        config = load_policy(folder, lora, "cpu").peft_config["default"]
-        assert (config.r, config.lora_alpha) == expected
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -237,14 +225,6 @@ def test_only_safetensors_are_read(continued, trained: str) -> None:
     for folder in (trained, "absent"):
         with pytest.raises(ValueError, match=r"adapter_model\.safetensors"):
             continued(adapter=folder).configure_model()
-
-
-def test_an_adapter_of_another_model(continued, tiny_causal) -> None:
-    for family in ("llama", "gpt2"):
-        with pytest.raises(ValueError, match="model"):
-            continued(model=tiny_causal(family)).configure_model()
-    with pytest.raises(ValueError, match="r"):
-        continued(r=8)
 
 
 def lora(**options: Any) -> peft.LoraConfig:

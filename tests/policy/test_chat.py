@@ -73,15 +73,6 @@ def test_a_template_without_system_messages_is_an_error(tuner, with_template, te
         tuner(model=folder, chat=True, system="Be brief.").configure_model()
 
 
-def test_an_answer_that_no_special_token_ends_is_ended_by_the_models_own(
-    tuner, with_template
-) -> None:
-    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-    module = tuner(model=with_template(plain), chat=True)
-    module.configure_model()
-    assert module.policy.generation_config.eos_token_id == [0]
-
-
 def test_an_encoder_reads_the_template_without_further_special_tokens(
     tuner, tiny_t5: str, tmp_path: Path
 ) -> None:

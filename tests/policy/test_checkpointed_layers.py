@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import AutoTokenizer, OpenAIGPTConfig
-from transformers import OpenAIGPTLMHeadModel as OpenAIGPT
 from tuner_records import drift
 
 from ctrlreward import Samples
@@ -38,12 +34,3 @@ def test_gradients_are_the_same(tuner, folder, tiny_seq2seq, family, dropout) ->
     # T5's decoder layers add up their gradients of the encoder in another order.
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
     assert any(g.abs().max() > 0 for g in found[0].values())
-
-
-def test_a_model_without_it_is_an_error(tuner, folder: str, tmp_path: Path) -> None:
-    plain = str(tmp_path / "gpt")
-    AutoTokenizer.from_pretrained(folder).save_pretrained(plain)
-    OpenAIGPT(OpenAIGPTConfig(vocab_size=8, n_embd=16, n_layer=1, n_head=2)).save_pretrained(plain)
-    tuner(model=plain).configure_model()
-    with pytest.raises(ValueError, match="checkpointing"):
-        tuner(model=plain, gradient_checkpointing=True).configure_model()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from lightning_choice import MisconfigurationException
 from thinned import thinned
 from tuner_records import ALGORITHMS, drift, learned, logged, trained_weights
 
-from ctrlreward import Reward, Samples
+from ctrlreward import Samples
 
 PROMPTS = Samples(texts=["a", "fb", "c"]).as_prompts()
 
@@ -76,30 +74,3 @@ def test_a_constant_reward_teaches_nothing_and_this_is_said_once(tuner, fit, alg
     assert trainer.callback_metrics["reward/zero_signal"] == 1
     assert trainer.callback_metrics["policy/loss"] == 0
     torch.testing.assert_close(trained_weights(module), before, rtol=0, atol=1e-7)
-
-
-def test_a_reward_with_signal_now_and_then_is_not_warned_of(tuner, fit) -> None:
-    calls: list[int] = []
-
-    def sparse(texts: list[str]) -> list[float]:
-        calls.append(len(texts))
-        return [float(len(calls) % 3 == 0 and i == 0) for i in range(len(texts))]
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="all advantages")
-        fit(tuner(reward=sparse), 7)
-
-
-def test_a_reward_on_one_of_several_training_devices_is_refused(tuner, share, monkeypatch) -> None:
-    share.device = "cuda:1"
-    module = tuner(reward=Reward({"share": share["share"]}))
-
-    trainer = SimpleNamespace(
-        strategy=SimpleNamespace(root_device=torch.device("cuda", 0)),
-        device_ids=[0, 1],
-        world_size=2,
-        precision="32-true",
-    )
-    monkeypatch.setattr(type(module), "trainer", trainer)
-    with pytest.raises(MisconfigurationException, match="'share'"):
-        module.setup("fit")

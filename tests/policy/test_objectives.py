@@ -10,10 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from tuner_records import ALGORITHMS
 
-from ctrlreward.functional import advantages as formulas
-from ctrlreward.policy.objectives import completion_advantages, loss_terms
+from ctrlreward.policy.objectives import loss_terms
 
 LONGEST = 5
 
@@ -69,24 +67,3 @@ def test_terms_and_the_gradient_of_the_loss_equal_the_loops(aggregation, rows, b
     assert ours == pytest.approx(terms, rel=1e-6, abs=1e-6)
     expected = torch.tensor(slopes, dtype=torch.float64)
     torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_advantages_are_centred_and_scaled(algorithm: str) -> None:
-    """By the formulas that `functional/test_advantages.py` compares with loops."""
-    rewards = torch.tensor([1.0, 3.0, 5.0, 5.0, math.nan, 9.0])
-    groups = torch.tensor([0, 0, 1, 1, 1, 1])
-    centred, deviation = {
-        "grpo": (formulas.group_centred_advantages, formulas.group_deviation),
-        "dapo": (formulas.group_centred_advantages, formulas.group_deviation),
-        "dr_grpo": (formulas.group_centred_advantages, None),
-        "rloo": (formulas.leave_one_out_advantages, None),
-        "reinforce": (formulas.batch_baseline_advantages, None),
-        "reinforce++": (formulas.batch_baseline_advantages, formulas.batch_deviation),
-    }[algorithm]
-    expected = centred(rewards, groups)
-    if deviation is not None:
-        expected = expected / (deviation(rewards, groups) + 1e-4)
-    parts = ALGORITHMS[algorithm]
-    found = completion_advantages(parts["baseline"], parts["scale"], rewards, groups)
-    torch.testing.assert_close(found, expected)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
 
-from ctrlreward import Distinct, Reward
+from ctrlreward import Reward
 from ctrlreward.jobs.training_job import build
 from ctrlreward.policy import Generation, LoRA, OptimizerConfig, PolicyTuner
 
@@ -89,17 +88,3 @@ def test_components_need_a_weighted_reward_and_the_group(share) -> None:
         baseline = "group" if options else "leave_one_out"
         with pytest.raises(ValueError, match="components"):
             PolicyTuner("smollm2-135m", reward, baseline=baseline, scale="components")
-
-
-def test_a_loaded_model_is_refused(tiny_causal) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny_causal("gpt2"))
-    with pytest.raises(TypeError, match="model"):
-        PolicyTuner(model, Reward({"length": Distinct()["distinct_1"]}))
-
-
-def test_a_reward_is_made_of_what_it_takes() -> None:
-    def length(texts: list[str]) -> list[int]:
-        return [len(text) for text in texts]
-
-    for given in (length, {"length": length}, [length], Reward(length)):
-        assert list(PolicyTuner("smollm2-135m", given).reward.components) == ["length"]

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from tuner_records import read_by
 
 from ctrlreward import Samples
-from ctrlreward.policy.prompts import read_batch
 from ctrlreward.samples import parse_conversation
 
 PROMPTS = ["ab", "cd"]
@@ -122,18 +121,13 @@ def test_a_prompt_that_ends_with_an_answer_is_an_error(chat) -> None:
         chat().training_step({"prompt": ANSWERED}, 0)
 
 
-def test_ignored_columns_are_said(trained) -> None:
-    data = [{"prompt": prompt, "answer": 3, "completion": "x"} for prompt in PROMPTS * 2]
-    with pytest.warns(UserWarning, match="answer, completion"):
-        trained(DataLoader(data, batch_size=1))
-
-
 @pytest.mark.parametrize("data", [(PROMPTS,), (RECORDS,), ({"prompt": PROMPTS},), ()])
 def test_a_trainer_needs_a_dataloader(trained, data: Any) -> None:
     with pytest.raises(MisconfigurationException, match="dataloader"):
         trained(*data)
 
 
-def test_a_text_and_a_prompt() -> None:
-    expected = Samples(["ab"], prompts=["say: ab"]).as_prompts()
-    assert read_batch([{"text": "ab", "prompt": "say: ab"}], answers=False) == expected
+def test_ignored_columns_are_said(trained) -> None:
+    data = [{"prompt": prompt, "answer": 3, "completion": "x"} for prompt in PROMPTS * 2]
+    with pytest.warns(UserWarning, match="answer, completion"):
+        trained(DataLoader(data, batch_size=1))

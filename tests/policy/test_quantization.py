@@ -7,9 +7,9 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from lightning_choice import LoRA, PolicyTuner
+from lightning_choice import LoRA
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-from tuner_records import BATCH, drift, logged
+from tuner_records import drift
 
 from ctrlreward.models.dtypes import quantization_config
 from ctrlreward.models.loading import load_tokenizer
@@ -35,16 +35,6 @@ def wide(folder: str, tmp_path: Path) -> str:
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(path)
     return path
-
-
-def test_the_configurations_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctrlreward.models.dtypes.import_extra", lambda *_: None)
-    config = quantization_config("nf4", torch.bfloat16, "quantization")
-    assert config.quantization_method() == "nf4"
-    assert config.bnb_4bit_use_double_quant
-    assert config.bnb_4bit_compute_dtype == torch.bfloat16
-    config = quantization_config("int8", torch.float32, "quantization")
-    assert config.quantization_method() == "llm_int8"
 
 
 @kinds
@@ -78,21 +68,6 @@ def test_a_quantised_policy_samples_learns_and_exports(
         exact = plain(ids).logits
         ours = module.policy.eval()(ids).logits
     torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-4)
-
-
-@kinds
-def test_a_quantised_policy_continues_a_trained_adapter(
-    bitsandbytes, tuner, wide: str, tmp_path: Path, quantization: str
-) -> None:
-    first: PolicyTuner = tuner(model=wide, r=3)
-    first.configure_model()
-    first.export_adapter(tmp_path / "first")
-    options = {"r": None, "adapter": str(tmp_path / "first"), "quantization": quantization}
-    module = tuner(model=wide, gradient_checkpointing=True, **options)
-    values = logged(module)
-    module.training_step(BATCH, 0).backward()
-    assert abs(values["policy/kl"]) < 1e-6
-    assert all(p.grad is not None for p in module.parameters() if p.requires_grad)
 
 
 @kinds

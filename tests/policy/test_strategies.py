@@ -26,15 +26,3 @@ def test_a_real_trainer(tuner, tmp_path: Path, refused: str) -> None:
     trainer = pl.Trainer(accelerator="cpu", barebones=True, default_root_dir=tmp_path, **options)
     with pytest.raises(MisconfigurationException, match=refused):
         trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))
-
-
-@pytest.mark.parametrize("name", SHARDING)
-def test_each_strategy_is_refused(tuner, monkeypatch, name) -> None:
-    kind = getattr(strategies, name)
-    trainer = pl.Trainer(accelerator="cpu", barebones=True)
-    # Without __init__, since that of DeepSpeed's needs its package.
-    monkeypatch.setattr(trainer._accelerator_connector, "strategy", kind.__new__(kind))
-    module = tuner()
-    module.trainer = trainer
-    with pytest.raises(MisconfigurationException, match=name):
-        module.setup("fit")

@@ -156,26 +156,6 @@ def test_a_stop_token_ends_completions_and_is_removed(tuner) -> None:
         tuner(stop="cd").configure_model()
 
 
-def test_completes_any_number_of_prompts(tuner) -> None:
-    module = tuner()
-    module.configure_model()  # which draws the adapter
-    rollouts = sampled(module)
-    prompts = ["ab", "abcdef"] * 129
-    torch.manual_seed(0)
-    completions = module.complete(prompts)
-    assert [len(each.ids) for each in rollouts] == [128, 128, 2]
-    assert len(completions) == 258
-    assert all(len(c) <= 6 and set(c) <= set("abcdef") for c in completions)
-    torch.manual_seed(0)
-    assert module.complete(prompts) == completions
-    assert module.complete([]) == []
-
-
-def test_reinforce_needs_no_group(tuner) -> None:
-    module = tuner(algorithm="reinforce", num_generations=1)
-    assert torch.isfinite(step(module))
-
-
 # Whole runs
 
 
