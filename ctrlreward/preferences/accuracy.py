@@ -62,8 +62,7 @@ def preferences(
     Args:
         data: The pairs: a .jsonl, .csv or .parquet file with the columns chosen and rejected, as
             `write_pairs` writes, RewardBench and UltraFeedback have them.
-        reward: The reward: a YAML file, as for 'ctrlreward serve', FILE.py:FUNCTION or
-            MODULE:FUNCTION.
+        reward: The reward: a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION.
         scorers: Scorers and their options, as in `ctrlreward score`; further columns of the file
             are read for both texts.
         pairs: Columns of the pairs.
@@ -89,28 +88,34 @@ def preferences(
             better = values if specs[name].higher_is_better else -values
             chosen, rejected = better[: len(rows)][kept], better[len(rows) :][kept]
             figures[name][subset] = pair_accuracy(chosen, rejected, [clusters[i] for i in kept])
+    _print(data.name, figures, specs)
+    print(f"Intervals: of {len(set(clusters))} clusters of pairs. A coin has 0.5.")
+    if output is not None:
+        write_whole(output, json_text({name: _record(each) for name, each in figures.items()}))
+
+
+def _print(
+    file: str, figures: Mapping[str, Mapping[str, PairAccuracy]], specs: Mapping[str, ScoreSpec]
+) -> None:
     headings = ("pairs", "higher", "95 %", "ties", "failed")
-    title = f"{data.name}: the chosen text scores higher"
+    title = f"{file}: the chosen text scores higher"
     table = number_table(["score"], headings, title=title, title_justify="left")
     for name, subsets in figures.items():
         for subset, found in subsets.items():
             label = f"{name} {direction_arrow(specs[name])}" if subset == ALL else f"  {subset}"
             value, low, high, ties = (f"{each:.3f}" for each in (*found.higher, found.ties))
-            interval, failed = f"{low} to {high}", str(found.failed)
-            table.add_row(label, str(found.pairs), value, interval, ties, failed)
+            table.add_row(
+                label, str(found.pairs), value, f"{low} to {high}", ties, str(found.failed)
+            )
     plain_console().print(table)
-    print(f"Intervals: of {len(set(clusters))} clusters of pairs. A coin has 0.5.")
-    if output is not None:
-        write_whole(output, json_text({name: _record(each) for name, each in figures.items()}))
 
 
 def _sides(
     rows: Sequence[Row], places: Sequence[str], pairs: PairColumns, columns: Columns
 ) -> list[Row]:
     """Return a row with text and prompt for each chosen, and then each rejected text."""
-    advice = ". Name it with --pairs.chosen=COLUMN and --pairs.rejected=COLUMN."
     for name in (pairs.chosen, pairs.rejected):
-        require_column(rows, name, advice)
+        require_column(rows, name)
     sides = []
     for name in (pairs.chosen, pairs.rejected):
         for row, place in zip(rows, places, strict=True):

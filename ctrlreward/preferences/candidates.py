@@ -22,12 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class Best(NamedTuple):
-    """The best completion of each prompt.
+    """The best completion of each prompt, in the order in which the prompts come first.
 
-    Attributes:
-        samples: One sample per prompt, in the order in which the prompts come first.
-        totals: Reward of each, shape (prompts,); NaN if no completion of the prompt has one.
-        rows: Row of each among the completions.
+    `totals` are their rewards, shape (prompts,), NaN if no completion of the prompt has one; `rows`
+    their rows among the completions.
     """
 
     samples: Samples
@@ -50,14 +48,11 @@ def best_of_n(
         samples: Completions, or with a `model` the prompts, as `as_samples` converts them with
             `columns`. Completions of one prompt have the same group, else the same prompt, else
             the same prefix; without these columns, all are of one prompt.
-        model: Completes each prompt n times: a function from prompts to completions, or an object
-            with `complete` or `complete_samples`.
+        model: Completes each prompt `n` times, with `seed`: a function from prompts to completions,
+            or an object with `complete` or `complete_samples`.
         n: Completions of each prompt by the model.
         seed: Seed of the model's random numbers.
         columns: Further columns.
-
-    Raises:
-        ValueError: n is less than 1, or the model can't complete the prompts.
 
     Examples:
         >>> def brevity(texts):
@@ -86,10 +81,7 @@ def best_of_n(
 
 
 class PreferencePairs(NamedTuple):
-    """Rows of the chosen and of the rejected completion of each pair.
-
-    `failed` is the number of different completions without a reward.
-    """
+    """Rows of the chosen and of the rejected completions; `failed` had no reward."""
 
     chosen: list[int]
     rejected: list[int]
@@ -108,7 +100,8 @@ def write_pairs(
 
     The best completion of a prompt is paired with its worst, the second best with the second worst,
     …: none is both chosen and rejected. A JSON object per line: `prompt`, `chosen`, `rejected`, and
-    the rewards of both completions.
+    the rewards of both. A ValueError names a number out of range, and labels of a prompt that
+    differ: the text chosen for one would be rejected for the other.
 
     Args:
         path: The file, which appears whole or not at all.
@@ -119,10 +112,6 @@ def write_pairs(
         per_prompt: Most pairs of a prompt, 1 or more.
         margin: A pair whose rewards differ by no more than this is left out; 0 or more.
         chat: Whether to write messages of user and assistant, not strings.
-
-    Raises:
-        ValueError: There are no prompts, a number is out of range, or completions of one prompt
-            have different labels: the text chosen for one would be rejected for the other.
     """
     positive("per_prompt", per_prompt)
     not_negative("margin", margin)
@@ -138,31 +127,29 @@ def write_pairs(
             )
     texts = samples.completions
     totals = np.where([bool(text.strip()) for text in texts], totals, np.nan)
-    pairs = PreferencePairs([], [], 0)
+    pairs, failed = list[tuple[int, int]](), 0
     for rows in rows_by_prompt(prompts):
         different = {texts[i]: i for i in reversed(rows)}  # the first row of each text
         scored = [i for i in different.values() if np.isfinite(totals[i])]
-        pairs = pairs._replace(failed=pairs.failed + len(different) - len(scored))
+        failed += len(different) - len(scored)
         ranked = sorted(scored, key=lambda i: (-totals[i], i))
-        for k in range(min(per_prompt, len(ranked) // 2)):
-            best, worst = ranked[k], ranked[-1 - k]
-            if totals[best] - totals[worst] > margin:
-                pairs.chosen.append(best)
-                pairs.rejected.append(worst)
+        ends = [(ranked[k], ranked[-1 - k]) for k in range(min(per_prompt, len(ranked) // 2))]
+        pairs += [(i, j) for i, j in ends if totals[i] - totals[j] > margin]
+
+    def said(role: str, text: str) -> Any:
+        return [{"role": role, "content": text.strip()}] if chat else text
+
     with whole_file(path) as file:
-        for best, worst in zip(pairs.chosen, pairs.rejected, strict=True):
-            row: dict[str, Any] = {
-                "prompt": prompts[best],
-                "chosen": texts[best],
-                "rejected": texts[worst],
+        for best, worst in pairs:
+            row = {
+                "prompt": said("user", prompts[best]),
+                "chosen": said("assistant", texts[best]),
+                "rejected": said("assistant", texts[worst]),
+                "chosen_reward": totals[best],
+                "rejected_reward": totals[worst],
             }
-            if chat:
-                for name, text in row.items():
-                    role = "user" if name == "prompt" else "assistant"
-                    row[name] = [{"role": role, "content": text.strip()}]
-            row |= {"chosen_reward": totals[best], "rejected_reward": totals[worst]}
             file.write(json_line(row).encode())
-    return pairs
+    return PreferencePairs([i for i, _ in pairs], [j for _, j in pairs], failed)
 
 
 def rows_by_prompt(prompts: Sequence[Hashable]) -> list[list[int]]:
