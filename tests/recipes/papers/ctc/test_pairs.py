@@ -41,7 +41,6 @@ from ctrlreward.recipes.papers.ctc.pairs import (
     sample_rows,
     textrank,
 )
-from ctrlreward.recipes.text_files import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,38 +49,27 @@ TEXTS = SENTENCES[:7]
 # Masking
 
 SENTENCE = "the old man saw a small boat ."
-# Nested lists stand for the tree of stanza.
+# Nested lists stand for the tree of stanza, in which a word has no children.
 TREE = [[["the", "old", "man"], ["saw", ["a", "small", "boat"]], "."]]
 
 
-def tree(node: Any) -> SimpleNamespace:
-    """A node as stanza has it: a word has no children."""
-    return SimpleNamespace(children=[tree(n) for n in node] if isinstance(node, list) else [])
+def test_constituents_are_masked_apart_and_within_the_share() -> None:
+    def tree(node: Any) -> SimpleNamespace:
+        return SimpleNamespace(children=[tree(n) for n in node] if isinstance(node, list) else [])
 
-
-WORDS = [match.span() for match in re.finditer(r"\S+", SENTENCE)]
-SPANS = constituent_spans(tree(TREE), WORDS)
-
-
-def test_constituents_are_the_phrases_and_words_of_the_tree() -> None:
-    assert {SENTENCE[start:end] for start, end in SPANS} == {
-        *SENTENCE.split(),
-        "the old man",
-        "a small boat",
-        "saw a small boat",
-    }
-
-
-def test_masked_constituents_are_apart_and_within_the_share() -> None:
+    words = [match.span() for match in re.finditer(r"\S+", SENTENCE)]
+    spans = constituent_spans(tree(TREE), words)
+    phrases = {"the old man", "a small boat", "saw a small boat", *SENTENCE.split()}
+    assert {SENTENCE[start:end] for start, end in spans} == phrases
     drawn = set()
     for seed in range(200):
-        chosen = mask_constituents(SPANS, SENTENCE, random.Random(seed), (0.1, 0.6), 2)
+        chosen = mask_constituents(spans, SENTENCE, random.Random(seed), (0.1, 0.6), 2)
         drawn |= {*chosen}
         assert 1 <= len(chosen) <= 2
         assert sum(len(SENTENCE[start:end].split()) for start, end in chosen) <= 4
         for (_, end), (start, _) in pairwise(chosen):
             assert SENTENCE[end:start].strip()
-    assert drawn == {span for span in SPANS if SENTENCE[slice(*span)] != "."}  # not a word
+    assert drawn == {span for span in spans if SENTENCE[slice(*span)] != "."}  # not a word
     long = [(0, 15), (16, 28)]  # of four and of three words
     assert mask_constituents(long, SENTENCE, random.Random(0), (0.1, 0.2), 2) == ((16, 28),)
     assert mask_constituents([], SENTENCE, random.Random(0), (0.1, 0.2), 2) == ()
@@ -258,26 +246,6 @@ def test_a_model_fills_every_span(tiny_llama: Callable[[str], str]) -> None:
             assert "\n" not in filling
 
 
-def test_a_filling_may_not_extend_a_kept_word(
-    tiny_llama: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filler = filler_of(tiny_llama("abcdefghijklmnopqrstuvwxyz .!"))
-    prompts: list[str] = []
-
-    def complete(given: list[str], _: object) -> list[str]:
-        prompts.extend(given)
-        return ["s were", " was", ", so", "never"]
-
-    monkeypatch.setattr(filler, "complete", complete)
-    fillings = filler.fill(
-        ["the waiter is rude ."] * 3 + ["is rude ."], [((11, 13),)] * 3 + [((0, 2),)], 0
-    )
-    assert prompts == ["rude .\n\nthe waiter"] * 3 + ["rude .\n\n"]
-    assert fillings[:2] == [None, ("was",)]
-    assert fillings[2] in ((",",), (", so",))
-    assert fillings[3] == ("never",)
-
-
 def test_long_prompts_are_skipped(
     tiny_llama: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -356,17 +324,6 @@ def test_an_interrupted_build_is_resumed(build: Build, tmp_path: Path, calls: in
     assert interrupted.read_bytes() == whole.read_bytes()
 
 
-def test_spans_of_the_file_are_the_words_that_b_lacks(build: Build, tmp_path: Path) -> None:
-    file = tmp_path / "pairs.jsonl"
-    # Without repeated words, of which a text may lack only one occurrence.
-    build(file, [text for text in TEXTS if len(set(text.split())) == len(text.split())])
-    pairs = read_pair_file(str(file))
-    assert len({len(pair.hallucinated) for pair in pairs}) > 3
-    for pair in pairs:
-        missing = [word for word in re.findall(r"\w+", pair.a) if word not in pair.b.split()]
-        assert [pair.a[start:end] for start, end in pair.hallucinated] == missing
-
-
 def test_a_file_of_other_settings_is_refused(build: Build, tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     build(file)
@@ -390,18 +347,3 @@ def test_a_kind_decides_what_b_is(build: Build, tmp_path: Path) -> None:
     assert {pair.b for pair in pairs} < {f"fact {i}\n\n\nhm" for i in range(len(TEXTS))}
     with pytest.raises(ValueError, match="kind"):
         build(tmp_path / "other.jsonl", kind="chat")
-
-
-def test_a_paraphrase_takes_the_place_of_the_light_edit(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def louder(text: str) -> str:
-        return text.upper() if "bus" not in text else ""
-
-    monkeypatch.setattr(module, "Paraphraser", lambda *_: louder)
-    file = str(tmp_path / "pairs.jsonl")
-    build(Path(file), paraphraser="louder")
-    texts = sample_texts([str(tmp_path / "texts")], [], 7, (4, None), seed=0)
-    first = {pair.source: pair for pair in reversed(read_pair_file(file))}
-    assert [first[i].a for i in range(7)] == [t if "bus" in t else t.upper() for t in texts]
-    assert [first[i].b for i in range(7)] == texts

@@ -244,23 +244,6 @@ def test_each_discriminator_sees_its_style_and_what_is_transferred_into_it(
     assert states.fake.requires_grad
 
 
-@few
-@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 8))
-def test_a_sentence_is_read_and_written_the_same_alone_and_in_a_batch(
-    seed: int, k: int, longest: int
-) -> None:
-    networks, batch = networks_of(seed), batch_of(seed, k, longest)
-    content = networks.encode(batch.words, batch.lengths, batch.styles)
-    ids, counts = networks.write(1 - batch.styles, content, 6)
-    for i, style in enumerate(batch.styles.tolist()):
-        alone = torch.tensor([row(batch.words, batch.lengths, i)])
-        own = networks.encode(alone, batch.lengths[i : i + 1], batch.styles[i : i + 1])
-        assert torch.allclose(own[0], content[i], atol=1e-12)
-        assert torch.allclose(encode(networks, alone[0].tolist(), style), content[i], atol=1e-12)
-        assert row(ids, counts, i) == transfer(networks, 1 - style, content[i], 6)
-        assert set(ids[i, counts[i] :].tolist()) <= {EOS}
-
-
 # Losses on their own
 
 SEEDS = st.integers(0, 2**31)
