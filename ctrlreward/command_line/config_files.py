@@ -13,6 +13,11 @@ import yaml
 from ctrlreward import scorers
 from ctrlreward.files import ShallowLoader
 
+# Names that `ctrlreward.scorers` has beside its scorers.
+_BASES = {"Component", "ComponentLike", "CompositeScorer", "ModelOptions", "ModelScorer"}
+_BASES |= {"Criterion", "Rubric", "Scored", "Scorer", "ScoreSpec", "Task"}
+SCORERS = sorted({*dir(scorers)} - _BASES)
+
 # Mappings whose options a file may set in part; other mappings are values.
 _GROUPS = (
     *("model", "data", "trainer", "reward", "init_args", "values"),
@@ -166,8 +171,8 @@ def read_reward(path: Path) -> dict[str, Any]:
         )
     for each in nested(block):
         name = each.get("scorer") if isinstance(each, Mapping) else None
-        if isinstance(name, str) and "." not in name and name not in dir(scorers):
-            raise ValueError(f"{path}: there is no scorer {name!r}, only {', '.join(dir(scorers))}")
+        if isinstance(name, str) and "." not in name and name not in SCORERS:
+            raise ValueError(f"{path}: there is no scorer {name!r}, only {', '.join(SCORERS)}")
     return dict(block)
 
 

@@ -17,16 +17,13 @@ import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 from ctrlreward import scorers
+from ctrlreward.command_line.config_files import SCORERS
 from ctrlreward.command_line.terminal import examples_epilog
 from ctrlreward.files import ShallowLoader
 
 # Words with these suffixes are never items of a list option: `--scorers CTRLEval in.jsonl out.csv`.
 _FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
 
-# Names that `ctrlreward.scorers` has beside its scorers.
-_BASES = {"Component", "ComponentLike", "CompositeScorer", "ModelOptions", "ModelScorer"}
-_BASES |= {"Criterion", "Rubric", "Scored", "Scorer", "ScoreSpec", "Task"}
-SCORERS = sorted({*dir(scorers)} - _BASES)
 SCORERS_HINT = f"""The scorers are {", ".join(SCORERS[:7])},
 {", ".join(SCORERS[7:])}, or the import path of a class.
 The options of a scorer follow its name, and --scorers.help NAME lists them."""

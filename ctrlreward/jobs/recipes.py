@@ -19,7 +19,7 @@ and a copy to change. 'ctrlreward train FILE' trains a recipe."""
 
 _EXAMPLES = (
     "ctrlreward recipes ls",
-    "ctrlreward recipes show topic_smollm2 --resolve",
+    "ctrlreward recipes show topic_smollm2",
     "ctrlreward recipes copy sentiment_smollm2 my_recipes",
 )
 
@@ -33,20 +33,17 @@ def run(arguments: list[str]) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="{ls,show,copy}")
     purpose = "print each recipe with its task, and its time where it is known"
     actions.add_parser("ls", aliases=["list"], help=purpose, description=purpose)
-    purpose = "print a recipe"
-    show = actions.add_parser("show", help=purpose, description=purpose, allow_abbrev=False)
+    purpose = "print a recipe, and what it extends, as one file"
+    show = actions.add_parser("show", help=purpose, description=purpose)
     purpose = "copy a recipe, and what it extends, as one file"
     copy = actions.add_parser("copy", help=purpose, description=purpose)
     for action in (show, copy):
         action.add_argument("name", metavar="NAME", help="recipe, such as topic_smollm2")
-    show.add_argument(
-        "--resolve", action="store_true", help="merge what the recipe extends into one file"
-    )
     copy.add_argument("folder", metavar="FOLDER", type=Path, help="where the copy goes")
     given = parser.parse_args(arguments)
     with user_errors():
         if given.action == "show":
-            print(recipe_text(given.name, given.resolve), end="")
+            print(recipe_text(given.name), end="")
         elif given.action == "copy":
             copy_recipe(given.name, given.folder)
         else:
@@ -90,14 +87,14 @@ def list_recipes() -> None:
         print(f"  {name:<{width}}{task}{f' [{time}]' if time else ''}")
 
 
-def recipe_text(name: str, resolve: bool = False) -> str:
-    """Return a recipe as it is written, or with its comment and what it extends as one file.
+def recipe_text(name: str) -> str:
+    """Return a recipe with its comment and what it extends as one file.
 
-    In one file, other files that it names are named by paths that lead to them from here.
+    Other files that it names are named by paths that lead to them from here.
     """
     file = recipe_file(name)
     text, content = file.read_text(encoding="utf-8"), read_job(file)
-    if not resolve or content == read_config(file):
+    if content == read_config(file):
         return text
     head = re.match(r"(?:#.*\n)*", text)
     return (head[0] if head else "") + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
@@ -109,7 +106,7 @@ def copy_recipe(name: str, folder: Path) -> None:
     Raises:
         FileExistsError: The folder has another file of this name.
     """
-    path, text = folder / recipe_file(name).name, recipe_text(name, resolve=True)
+    path, text = folder / recipe_file(name).name, recipe_text(name)
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise FileExistsError(f"{path} differs from the recipe. Delete it, or use another folder.")
     write_whole(path, text)

@@ -202,14 +202,12 @@ def _rows(samples: Samples, draw: random.Random) -> list[Sample]:
     completions = [text.strip() for text in samples.completions]
     prompts = samples.prompts or samples.prefixes or samples.texts
     blank = [""] * len(samples)
-    cells = zip(
-        completions, prompts, samples.sources or blank, samples.labels or blank, strict=True
-    )
+    sources, labels = samples.sources or blank, samples.labels or blank
     rows = []
-    for i, (completion, prompt, source, label) in enumerate(cells):
-        others = [other for other in completions if other != completion]
-        other = draw.choice(others) if others else ""
-        rows.append(Sample(completion, prompt or samples.texts[i], source, label, other, draw))
+    for i, completion in enumerate(completions):
+        others = [other for other in completions if other != completion] or [""]
+        prompt = prompts[i] or samples.texts[i]
+        rows.append(Sample(completion, prompt, sources[i], labels[i], draw.choice(others), draw))
     return rows
 
 

@@ -162,7 +162,8 @@ def read_systems(options: Namespace) -> tuple[Systems, dict[str, Mode], str]:
     systems = {
         name: {
             score: _by_item(keys, number_column(rows, score, places))
-            for score in _numeric(rows, options.metrics, options.by)
+            for score in _numeric(rows, options.metrics)
+            if score != options.by
         }
         for keys, (name, (rows, places)) in zip(keys_of, tables.items(), strict=True)
     }
@@ -254,13 +255,13 @@ def _pairing(
     return [range(n)] * len(tables), f"{counted(n, 'item')}, paired by position"
 
 
-def _numeric(rows: Sequence[Row], patterns: Sequence[str], by: str | None) -> list[str]:
-    """Return the columns that are scores: named without a wildcard, or of numbers."""
+def _numeric(rows: Sequence[Row], named: Sequence[str]) -> list[str]:
+    """Return the columns that are scores: `named`, or of numbers."""
     scores = []
     for name in rows[0]:
-        if name in patterns:
+        if name in named:
             scores.append(name)
-        elif name not in _NO_SCORES and name != by and any(fnmatchcase(name, p) for p in patterns):
+        elif name not in _NO_SCORES:
             try:
                 scores += [name] * bool(np.isfinite(number_column(rows, name)).any())
             except ValueError:  # a text

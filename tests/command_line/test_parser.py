@@ -63,9 +63,6 @@ select none
 select --help
 compare none.csv
 report none
-serve none.yaml
-serve --help
-serve bad.yaml
 rescore none bad.yaml
 probe bad.yaml
 probe none.yaml

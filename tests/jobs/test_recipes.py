@@ -39,7 +39,7 @@ def test_the_merged_file_is_the_same_job(
     """By the parser, which merges the files itself where they are not; `serve` reads its reward."""
     monkeypatch.setattr(TrainCLI, "instantiate_classes", lambda self: None)
     merged = tmp_path / "merged.yaml"
-    merged.write_text(recipe_text(name, resolve=True))
+    merged.write_text(recipe_text(name))
     content = read_config(merged)
     assert content.keys() <= {"seed_everything", "model", "data", "trainer", "values"}
     first, second = (build([str(path)]) for path in (recipe_files()[name], merged))

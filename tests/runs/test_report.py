@@ -337,7 +337,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 def test_the_page_fits(visit: Any, tmp_path: Path, width: int, scheme: str) -> None:
     page = visit(gamed_run(tmp_path / "run"), width=width, scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.locator("figure svg").count() >= 5
+    assert page.locator("figure svg").count() == 4
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
     assert dark == (scheme == "dark")
     bad = page.evaluate("getComputedStyle(document.querySelector('.verdict')).borderLeftColor")
