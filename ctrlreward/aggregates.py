@@ -58,15 +58,9 @@ class Weighted(Aggregate):
     def check(self, components: Mapping[str, Component]) -> Weighted:
         """See `Aggregate`."""
         for name, weight in self.weights.items():
-            higher = components[
-                one_of("each key of weights", name, components)
-            ].spec.higher_is_better
-            if (weight if higher else -weight) < 0:
-                better = "higher" if higher else "lower"
-                raise ValueError(
-                    f"the weight of {name}, which is better when {better}, must be {-weight}, got "
-                    f"{weight}"
-                )
+            spec = components[one_of("each key of weights", name, components)].spec
+            if (weight if spec.higher_is_better else -weight) < 0:
+                raise ValueError(f"the weight of {name} must be {-weight}, got {weight}")
         default = {name: 1.0 if c.spec.higher_is_better else -1.0 for name, c in components.items()}
         return Weighted({name: float(self.weights.get(name, w)) for name, w in default.items()})
 
@@ -140,15 +134,11 @@ class Minimum(Aggregate):
             if lower := [name for name, sign in signs.items() if sign < 0]:
                 raise ValueError(f"scales must be given, as {lower[0]} is better when lower")
         elif self.scales.keys() != components.keys():
-            raise ValueError(
-                f"scales must be of {', '.join(components)}, got {', '.join(self.scales)}"
-            )
+            raise ValueError(f"scales must be of {[*components]}, got {[*self.scales]}")
         for name, (mean, deviation) in (self.scales or {}).items():
             if not (np.isfinite(mean) and 0 < deviation < np.inf):
-                raise ValueError(
-                    f"scales[{name!r}] must be a mean and a positive deviation, got "
-                    f"{(mean, deviation)}"
-                )
+                must = "must be a mean and a positive deviation"
+                raise ValueError(f"scales[{name!r}] {must}, got {(mean, deviation)}")
         return replace(self, signs=signs)
 
     def members(self, scores: Mapping[str, Scores]) -> Scores:

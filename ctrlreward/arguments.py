@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import PurePath
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Literal, TypeAlias, TypeVar, cast
 
-Target = TypeVar("Target", bound=Callable[..., Any])
 Name = TypeVar("Name", bound=str)
 
 # Better direction of a metric, as Lightning names it.
@@ -44,25 +43,14 @@ def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) ->
 
 def did_you_mean(given: object, known: Iterable[str], show: Callable[[str], object] = repr) -> str:
     """Return the hint of an error, with a space before it: the most similar known name, or ""."""
-    names = list(known)
-    # A key without its prefix, 'relevance' for 'score/relevance', or the number of its loader.
-    whole = f"{given}/dataloader_idx_0"
-    parts = [name for name in names if name.endswith(f"/{given}") or name == whole]
-    if len(parts) == 1:
-        return f" (did you mean {show(parts[0])}?)"
-    folded = get_close_matches(str(given).casefold(), [name.casefold() for name in names], n=1)
-    alike = [name for name in names if name.casefold() in folded]
-    similar = get_close_matches(str(given), alike, n=1, cutoff=0.0)
+    similar = get_close_matches(str(given), list(known), n=1)
     return f" (did you mean {show(similar[0])}?)" if similar else ""
 
 
 def check_direction(argument: str, direction: str) -> None:
     """Raise a ValueError unless the direction is "max" or "min"."""
     if direction not in ("max", "min"):
-        raise ValueError(
-            f"{argument} must be 'max' (higher is better) or 'min' (lower is better), got "
-            f"{direction!r}"
-        )
+        raise ValueError(f"{argument} must be 'max' or 'min', got {direction!r}")
 
 
 def better_direction(
@@ -76,19 +64,13 @@ def better_direction(
         ValueError: The mode would select the worst value of a score, or there is none.
     """
     if mode is not None and declared not in (None, mode):
-        better = "higher" if declared == "max" else "lower"
-        raise ValueError(
-            f"{argument} = {mode!r} contradicts {key!r}, which is better when {better}. Use "
-            f"{argument}={declared!r}, or leave it out."
-        )
+        raise ValueError(f"{argument} must be {declared!r} for {key!r}, got {mode!r}")
     chosen = mode or declared
     if chosen is None:
-        names = list(known)
-        only = f", only {', '.join(names)}{did_you_mean(key, names)}" if names else ""
-        scorer = "" if names else ", or add a GenerationScorer that logs it"
+        only = f" (they declare {', '.join(names)})" if (names := list(known)) else ""
         raise ValueError(
             f"{argument} must be 'max' or 'min' for {key!r}, which no scorer of this trainer "
-            f"declares{only}. Set {argument}{scorer}."
+            f"declares{only}{did_you_mean(key, names)}"
         )
     return chosen
 
@@ -148,6 +130,4 @@ def inner_path(argument: str, given: str) -> str:
 def check_type(argument: str, kind: type, given: object) -> None:
     """Raise a TypeError unless an argument is an object of a class of options."""
     if not isinstance(given, kind):
-        raise TypeError(
-            f"{argument} must be {kind.__name__}(...), got {given!r:.80}, {kind_of(given)}"
-        )
+        raise TypeError(f"{argument} must be {kind.__name__}(...), got {given!r:.80}")

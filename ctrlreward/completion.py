@@ -20,16 +20,7 @@ from ctrlreward.samples import REWRITES_OR_CONTINUES, Samples, SamplesLike, as_s
 
 @runtime_checkable
 class TextGenerator(Protocol):
-    """Interface of a LightningModule that can be scored while it trains: one method.
-
-    Examples:
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
-        >>> class Writer(BoringModel):
-        ...     def complete(self, prompts):
-        ...         return [" was good" for prompt in prompts]
-        >>> isinstance(Writer(), TextGenerator)
-        True
-    """
+    """Interface of a LightningModule that can be scored while it trains: one method."""
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         """Complete each prompt: in order, without the prompt.
@@ -46,18 +37,6 @@ class SampleGenerator(Protocol):
     """Interface of a LightningModule that needs more than prompts, such as a target style.
 
     It is preferred to `TextGenerator` if a module has both methods.
-
-    Examples:
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
-        >>> from ctrlreward import Samples
-        >>> class Restyler(BoringModel):
-        ...     def complete_samples(self, samples):
-        ...         words = {"positive": "good", "negative": "bad"}
-        ...         rows = zip(samples.sources, samples.labels)
-        ...         return [f"{source} is {words[label]}" for source, label in rows]
-        >>> sources = Samples([""], sources=["the soup"], labels=["negative"])
-        >>> generate(Restyler(), sources).texts
-        ('the soup is bad',)
     """
 
     def complete_samples(self, samples: Samples) -> list[str]:
@@ -129,21 +108,20 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
             caller, completions = name, module(rows.require("prompts", name))
     if isinstance(completions, str) or not hasattr(completions, "__len__"):
         raise TypeError(
-            f"{caller} returned {shortened(completions)}, {kind_of(completions)}. Return a "
-            "list of one string per prompt."
+            f"{caller} must return a list, got {shortened(completions)}, {kind_of(completions)}"
         )
     others = [each for each in completions if not isinstance(each, str)]
     if len(completions) != len(rows) or others:
         raise ValueError(
-            f"{caller} returned {len(completions)} items for {len(rows)} prompts, such as "
-            f"{(others or completions)[:1]!r}. Return one string per prompt."
+            f"{caller} must return one string per prompt, got {len(completions)} items for "
+            f"{len(rows)} prompts, such as {(others or completions)[:1]!r}"
         )
     pairs = zip(rows.require("prompts", name), completions, strict=True)
     # With sources it may be a copy of the input, which some models begin with.
     if rows.sources is None and all(p and text.startswith(p) for p, text in pairs):
         warnings.warn(
-            f"all completions of {caller} begin with their prompt, which is in the text twice. "
-            "Return only what follows the prompt, tokens ids[:, input_ids.shape[1]:].",
+            f"all completions of {caller} begin with their prompt, which is in the text twice: "
+            "return only what follows it, ids[:, input_ids.shape[1]:]",
             stacklevel=2,
         )
     return rows.completed(completions)
@@ -156,18 +134,16 @@ def mismatch(module: object, prompts: Samples) -> str:
         # Nearly always the sources or references of a data set, which should not be continued.
         if prompts.sources is not None and prompts.prefixes is None and any(prompts.texts):
             return (
-                f"samples for {name}.complete_samples have sources and texts, but no prefixes. "
-                'Use as_samples(samples, prefixes="") if the module rewrites the sources, or '
-                "as_samples(samples, prefixes=samples.texts) if it continues the texts"
+                f"samples for {name}.complete_samples have sources and texts, but no prefixes: "
+                'use as_samples(samples, prefixes="") to rewrite the sources, or '
+                "as_samples(samples, prefixes=samples.texts) to continue the texts"
             )
     elif not isinstance(module, TextGenerator) and (
         not callable(module) or isinstance(module, nn.Module)  # its call is not a completion
     ):
         return (
-            f"the module has to define complete or complete_samples, and {name} has neither. "
-            "Define complete(self, prompts: Sequence[str]) -> list[str] or, if prompts are not "
-            "enough, complete_samples(self, samples: Samples) -> list[str]; both return one "
-            "completion per prompt."
+            f"{name} must define complete(self, prompts: Sequence[str]) -> list[str], or "
+            "complete_samples(self, samples: Samples) -> list[str]"
         )
     return ""
 
@@ -189,9 +165,8 @@ def unclear_input(module: object, samples: Samples) -> str:
     if not models or not all(model.config.is_encoder_decoder for model in models):
         return ""
     return (
-        f"samples for {type(module).__name__} have neither prefixes nor prompts. Its language "
-        "model is an encoder-decoder, and without prefixes the text that it reads and the one that "
-        f"it writes would be scored as one text. {REWRITES_OR_CONTINUES}"
+        f"samples for {type(module).__name__}, an encoder-decoder, must have prefixes or prompts. "
+        f"{REWRITES_OR_CONTINUES}"
     )
 
 

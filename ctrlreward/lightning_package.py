@@ -90,27 +90,21 @@ def check_strategy(trainer: Trainer) -> None:
     """Raise if callbacks cannot gather the model of the strategy, as they can under FSDP."""
     strategy: Any = trainer.strategy
     if is_instance(strategy, "DeepSpeedStrategy"):
-        raise misconfigured(
-            trainer,
-            "callbacks cannot gather the model that DeepSpeedStrategy splits. Use "
-            "ModelParallelStrategy (FSDP2), FSDPStrategy, or Trainer(strategy='ddp').",
-        )
+        must = "must be ModelParallelStrategy (FSDP2), FSDPStrategy, or 'ddp'"
+        raise misconfigured(trainer, f"strategy {must} for callbacks, got DeepSpeedStrategy")
     if is_instance(strategy, "ModelParallelStrategy"):
         split = strategy.device_mesh["tensor_parallel"].size()
         if split > 1:
-            raise misconfigured(
-                trainer,
-                f"ModelParallelStrategy splits each layer over {split} ranks, but callbacks need "
-                "whole layers. Use FSDP alone, with tensor_parallel_size=1.",
-            )
+            must = "tensor_parallel_size must be 1 for callbacks, which need whole layers"
+            raise misconfigured(trainer, f"{must}, got {split}")
 
 
 def check_whole_model(trainer: Trainer) -> None:
     """Raise unless every rank has the whole model, as a `PolicyTuner` needs."""
     if is_sharded(trainer):
+        found = type(trainer.strategy).__name__
         raise misconfigured(
             trainer,
-            f"PolicyTuner needs the whole model, which {type(trainer.strategy).__name__} splits. "
-            "Use Trainer(strategy='ddp'), or a trainer of TRL under FSDP with the callbacks of "
-            "ctrlreward.huggingface.",
+            f"strategy must be 'ddp' for PolicyTuner, which needs the whole model, got {found}; "
+            "under FSDP, use a trainer of TRL with the callbacks of ctrlreward.huggingface",
         )

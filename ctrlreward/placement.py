@@ -25,9 +25,8 @@ def shared_device(
         for device in devices:
             if device == kind or device in taken:
                 return (
-                    f"{name} runs on {device!r}, which is also a training device (of "
-                    f"{', '.join(taken)}). Set device='cpu' for the scorer, or another device, "
-                    f"such as {f'{kind}:{max(ids) + 1}'!r}, or train on fewer devices."
+                    f"the device of {name} must be none of training, {', '.join(taken)}, such as "
+                    f"'cpu' or {f'{kind}:{max(ids) + 1}'!r}, got {device!r}"
                 )
     return None
 

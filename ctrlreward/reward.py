@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from graphlib import CycleError, TopologicalSorter
 from numbers import Real
 from typing import Any, Literal, TypeAlias
 
@@ -195,10 +194,7 @@ class Reward(AnyReward):
         if isinstance(aggregate, str):
             aggregate = AGGREGATES[one_of("aggregate", aggregate, AGGREGATES)]()
         if weights and not isinstance(aggregate, Weighted):
-            raise ValueError(
-                f"the components {', '.join(weights)} have weights, which the aggregate does not "
-                "take: pass them without"
-            )
+            raise ValueError(f"the aggregate takes no weights, as {', '.join(weights)} have")
         if isinstance(aggregate, Weighted):
             aggregate = Weighted({**aggregate.weights, **weights})
         if isinstance(aggregate, Aggregate):
@@ -210,7 +206,7 @@ class Reward(AnyReward):
         self.aggregate = aggregate
         self.derived = aggregate.derived if isinstance(aggregate, Aggregate) else ()
         self.weights = aggregate.weights if isinstance(aggregate, Weighted) else None
-        self.given = ordered_conditions(self.components, given or {})
+        self.given = _checked_conditions(self.components, given or {})
         self.device = device
         if device is not None:
             for scorer in self._scorers():
@@ -240,10 +236,7 @@ class Reward(AnyReward):
         n = len(next(iter(scores.values())))
         total = np.asarray(self.aggregate(scores), dtype=np.float64)
         if total.shape != (n,):
-            raise ValueError(
-                f"aggregate returned shape {total.shape} for {n} samples, must be one number per "
-                "sample"
-            )
+            raise ValueError(f"aggregate must return shape ({n},), got {total.shape}")
         valid = np.abs(total) <= LARGEST  # False for NaN
         failed = ~valid | np.isnan([*scores.values()]).any(axis=0)
         if isinstance(self.aggregate, Aggregate):
@@ -266,14 +259,7 @@ RewardLike: TypeAlias = AnyReward | Components
 
 
 def as_reward(given: RewardLike) -> AnyReward:
-    """Return a reward unchanged, or `Reward(given)`.
-
-    Examples:
-        >>> def brevity(texts):
-        ...     return [-float(len(text)) for text in texts]
-        >>> as_reward(brevity)(["Soup.", "Good soup."]).total
-        array([ -5., -10.])
-    """
+    """Return a reward unchanged, or `Reward(given)`."""
     return given if isinstance(given, AnyReward) else Reward(given)
 
 
@@ -291,18 +277,13 @@ def _split(components: Components) -> tuple[dict[str, Component], dict[str, floa
         if isinstance(component, tuple):
             raise TypeError(f"{place} has {len(component)} items, must be (component, weight)")
         if not isinstance(weight, Real | None):
-            raise TypeError(
-                f"{place} has the weight {shortened(weight)}, which is not a number. Several "
-                "components are a list or a mapping."
-            )
+            raise TypeError(f"the weight of {place} must be a number, got {shortened(weight)}")
         if isinstance(component, AnyReward):
-            raise TypeError(f"{place} is a Reward. Pass its components, such as reward['name'].")
+            raise TypeError(f"{place} must be a component, such as reward['name'], got a reward")
         component = as_component(place, component)
         name = component.name if name is None else name
         if name in split:
-            raise ValueError(
-                f"{place} is the second component named {name!r}. Pass a mapping, name → component."
-            )
+            raise ValueError(f"{place} is the second component named {name!r}: pass a mapping")
         split[name] = component
         if weight is not None:
             weights[name] = float(weight)
@@ -339,35 +320,24 @@ def fit_scales(
         deviation = float(valid.std()) if len(valid) else 0.0
         # Equal values have a deviation by rounding: 1e-17 for several 0.1.
         if not deviation > np.finfo(np.float32).eps * np.abs(valid).max(initial=0.0):
-            found = f"is {valid[0]}" if len(valid) else "fails"
-            raise ValueError(
-                f"{name} {found} for all {len(batch.total)} texts, so that it has no scale. Pass "
-                "texts that it can score, and whose scores differ."
-            )
+            raise ValueError(f"{name} must differ between texts, got {valid[:3].tolist()}")
         scales[name] = (float(valid.mean()), deviation)
     return scales
 
 
-def ordered_conditions(
+def _checked_conditions(
     components: Mapping[str, Component], given: Conditions
 ) -> dict[str, tuple[str, float]]:
-    """Return conditions that can be met, each after the one of the component that it names."""
+    """Return conditions that can be met; a ValueError for others."""
     for name, (condition, at_least) in given.items():
         place = f"given[{name!r}] = {(condition, at_least)}"
         for each in (name, condition):
             one_of(f"{place}: a component", each, components)
-        if not components[condition].spec.higher_is_better:
-            raise ValueError(f"{place}: {condition} is better when lower, must be when higher")
-        if not np.isfinite(at_least):
-            raise ValueError(f"{place}: the threshold must be finite")
+        if condition in given:
+            raise ValueError(f"{place}: {condition} must have no condition of its own")
+        if not (components[condition].spec.higher_is_better and np.isfinite(at_least)):
+            raise ValueError(f"{place}: must be a score that is better when higher, and finite")
         spec = components[name].spec
         if (spec.range[1] <= 0) if spec.higher_is_better else (spec.range[0] >= 0):
-            raise ValueError(
-                f"{place}: no value of {name} in {spec.range} is better than 0, the value where "
-                "the condition fails"
-            )
-    try:
-        order = TopologicalSorter({n: [c] for n, (c, _) in given.items()}).static_order()
-        return {name: (given[name][0], float(given[name][1])) for name in order if name in given}
-    except CycleError as error:
-        raise ValueError(f"given has a cycle, {' → '.join(error.args[1])}") from None
+            raise ValueError(f"{place}: {name}, in {spec.range}, must be able to exceed 0")
+    return {name: (condition, float(at_least)) for name, (condition, at_least) in given.items()}

@@ -57,24 +57,18 @@ class MissingColumn(ValueError):
 
     def __str__(self) -> str:
         """Return the message, which names the missing column."""
-        return (
-            f"{self.reader} needs the column {self.column!r}, but these samples have "
-            f"{', '.join(self.present)}. Pass {self.column}=[...], one per text."
-        )
+        return f"{self.reader} needs the column {self.column!r}, got {', '.join(self.present)}"
 
 
 def columns_from_records(records: Sequence[Any]) -> dict[str, Any]:
     """Return the columns of records; an `ItemError` for one without the keys of the first."""
     keys = [*JSON_KEYS, *JSON_KEYS.values(), *OUTPUT_NAMES]
+    first = records[0] if isinstance(records[0], Mapping) else {}
+    present = [key for key in keys if key in first]
     for i, record in enumerate(records):
-        if not isinstance(record, Mapping) or not {"text", "texts", *OUTPUT_NAMES} & set(record):
-            found = shortened(record)
-            raise ItemError("samples", i, f"= {found} is not an object with the key 'text'")
-        for key in keys:
-            if (key in record) != (key in records[0]):
-                which = "has the key" if key in record else "lacks the key"
-                raise ItemError("samples", i, f"{which} {key!r}, unlike the first one")
-    present = [key for key in keys if key in records[0]]
+        if not isinstance(record, Mapping) or [key for key in keys if key in record] != present:
+            must = f"must be an object with the keys of the first, {', '.join(present)}"
+            raise ItemError("samples", i, f"= {shortened(record)} {must}")
     return _known_columns({key: [record[key] for record in records] for key in present})
 
 
@@ -91,8 +85,8 @@ def table_of(data: object) -> Mapping[Any, Any] | None:
     # The caller of such an object has imported its package; this package needs neither.
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(data, pandas.DataFrame):
-        for name in data.columns[data.columns.duplicated()]:
-            raise ValueError(f"the data has the column {name!r} more than once. Rename the others.")
+        if not data.columns.is_unique:
+            raise ValueError(f"a column has a name twice in {', '.join(map(str, data.columns))}")
         return {name: data[name].tolist() for name in data.columns}
     if datasets is not None and isinstance(data, datasets.Dataset):
         return {name: data[name] for name in data.column_names}
@@ -103,17 +97,15 @@ def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
     columns = {}
     for name, key in JSON_KEYS.items():
         if name in table and key in table:
-            raise ValueError(f"the data has the columns {name!r} and {key!r}. Leave one out.")
+            raise ValueError(f"the data must have one of {name!r} and {key!r}, not both")
         if name in table or key in table:
             columns[name] = table[name] if name in table else table[key]
     if "texts" in columns:
         return columns
     outputs = [name for name in OUTPUT_NAMES if name in table]
     if len(outputs) != 1:
-        raise ValueError(
-            "the data has no column 'text', and not one column 'output' or 'completion', only "
-            f"{', '.join(map(str, table)) or 'none'}. Rename the column of the texts to 'text'."
-        )
+        found = ", ".join(map(str, table)) or "none"
+        raise ValueError(f"the data must have a column 'text', or one 'output', got {found}")
     return columns | {"outputs": table[outputs[0]]}
 
 
@@ -191,7 +183,7 @@ class Samples:
     def __post_init__(self, outputs: Sequence[str] | None) -> None:
         if outputs is not None:
             if len(self.texts):
-                raise TypeError("texts include their prefixes and outputs don't. Pass one of them.")
+                raise TypeError("pass texts, with their prefixes, or outputs, not both")
             object.__setattr__(self, "texts", outputs)
         for name, _, integers in COLUMNS:
             column = _plain(getattr(self, name))
@@ -213,20 +205,13 @@ class Samples:
             ]
             object.__setattr__(self, name, tuple(items))
             if len(items) != len(self.texts):
-                raise ValueError(
-                    f"{name} has {len(items)} items, but texts has {len(self.texts)}. "
-                    "Pass one item per text."
-                )
+                raise ValueError(f"{name} has {len(items)} items for {len(self.texts)} texts")
         if outputs is not None:
             self._join()
         for i, (text, prefix) in enumerate(zip(self.texts, self.prefixes or (), strict=False)):
             if not text.startswith(prefix):
-                raise ItemError(
-                    "prefixes",
-                    i,
-                    f"= {shortened(prefix)} is not the beginning of its text {shortened(text)}. A "
-                    "text includes its prefix.",
-                )
+                must = f"must be the beginning of its text {shortened(text)}"
+                raise ItemError("prefixes", i, f"= {shortened(prefix)} {must}")
 
     def _join(self) -> None:
         """Turn texts that are outputs into prefix + output."""
@@ -321,18 +306,8 @@ class Samples:
         indices = {label: index for index, label in enumerate(known)}
         for i, label in enumerate(labels):
             if label not in indices:
-                several = parse_attributes(label) if attribute is None else None
-                advice = (
-                    f"set its attribute, one of {', '.join(several)}"
-                    if several
-                    else ("use one of them, or pass label_map")
-                )
-                raise ItemError(
-                    "labels",
-                    i,
-                    f"= {shortened(label, 80)} is not a label of {reader}, which has "
-                    f"{', '.join(known)}: {advice}",
-                )
+                must = f"must be a label of {reader}: {', '.join(known)}"
+                raise ItemError("labels", i, f"= {shortened(label, 80)} {must}")
         return [indices[label] for label in labels]
 
     def replace(self, **columns: Iterable[Any] | None) -> Samples:
@@ -351,13 +326,8 @@ class Samples:
         if self.prefixes is None:
             for i, (text, source) in enumerate(zip(self.texts, self.sources or (), strict=False)):
                 if text and text == source:
-                    raise ItemError(
-                        "sources",
-                        i,
-                        f"= {shortened(text)} equals the text. Without prefixes a text is the "
-                        "beginning of the generated text, so that source and output would be "
-                        f"scored as one text. {REWRITES_OR_CONTINUES}",
-                    )
+                    equal = f"= {shortened(text)} equals the text, which has no prefix"
+                    raise ItemError("sources", i, f"{equal}. {REWRITES_OR_CONTINUES}")
         beginnings = self.texts if self.prefixes is None else self.prefixes
         numbers = [str(i) for i in range(len(self.texts))]
         return replace(
@@ -384,10 +354,7 @@ class Samples:
         if prefixes is None:
             raise MissingColumn("prefixes", "Samples.completed", self.columns())
         if len(completions) != len(prefixes):
-            raise ValueError(
-                f"got {len(completions)} completions for {len(prefixes)} prompts, must be one per "
-                "prompt"
-            )
+            raise ValueError(f"got {len(completions)} completions for {len(prefixes)} prompts")
         return replace(self, texts=list(map(_once_spaced, prefixes, completions)))
 
     def distinct(self) -> tuple[Samples, list[int]]:
@@ -426,15 +393,10 @@ class Samples:
     def concat(parts: Iterable[Samples]) -> Samples:
         """Concatenate samples in order."""
         parts = list(parts)
-        if not parts:
-            raise ValueError("Samples.concat needs at least one Samples, got none")
         names = list(parts[0].columns())
         for i, part in enumerate(parts):
             if list(part.columns()) != names:
-                raise ValueError(
-                    f"parts[{i}] has the columns {', '.join(part.columns())}, but parts[0] has "
-                    f"{', '.join(names)}. All parts must have the same columns."
-                )
+                raise ValueError(f"parts[{i}] must have the columns of parts[0], {names}")
         return Samples._checked(
             {name: tuple(item for each in parts for item in getattr(each, name)) for name in names}
         )
@@ -512,12 +474,8 @@ def _item(name: str, i: int, item: Any, integers: bool) -> Any:
         except ValueError as error:
             raise ItemError(name, i, f": {error}") from None
     if name == "prompts" and isinstance(item, list | tuple):
-        wrong = [
-            m for m in item if not isinstance(m, Mapping) or not isinstance(m.get("role"), str)
-        ]
-        if wrong:
-            must = "must be a text, or messages with role and content"
-            raise ItemError(name, i, f"has {shortened(wrong[0])}, {must}")
+        if not _are_messages(item):
+            raise ItemError(name, i, f"= {shortened(item)} must be a text, or messages with a role")
         return conversation_prompt(item)
     if name == "outputs" and isinstance(item, list) and all(isinstance(m, Mapping) for m in item):
         said = [m.get("content") for m in item if m.get("role") == "assistant"]
@@ -549,10 +507,7 @@ def attribute_label(targets: Mapping[str, Any]) -> str:
     named = {str(name): str(label) for name, label in targets.items() if label is not None}
     text = " ".join(f"{name}={label}" for name, label in named.items())
     if parse_attributes(text) != named:
-        raise ValueError(
-            f"labels of attributes {shortened(dict(targets))} are ambiguous as {text!r}: names must"
-            " not contain white space or '=', labels no '=' or outer white space"
-        )
+        raise ValueError(f"labels {shortened(dict(targets))} are ambiguous as {text!r}")
     return text
 
 
@@ -581,8 +536,11 @@ def parse_conversation(prompt: str) -> list[dict[str, Any]] | None:
         messages = json.loads(prompt)
     except ValueError:
         return None
-    are_messages = all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
-    return messages if are_messages else None
+    return messages if _are_messages(messages) else None
+
+
+def _are_messages(items: Iterable[Any]) -> bool:
+    return all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in items)
 
 
 def _attribute_rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
@@ -591,9 +549,7 @@ def _attribute_rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     for name, given in columns.items():
         column = [given] * n if isinstance(given, str | Integral | None) else list(_plain(given))
         if len(column) != n:
-            raise ValueError(
-                f"labels[{name!r}] must have one item per text ({n}), got {len(column)}"
-            )
+            raise ValueError(f"labels[{name!r}] has {len(column)} items for {n} texts")
         for row, label in zip(rows, column, strict=True):
             row[name] = label
     return rows
@@ -634,13 +590,13 @@ def as_samples(data: SamplesLike | None = None, **columns: Any) -> Samples:
             f"{unknown[0]} is not a column of Samples, must be one of {', '.join(JSON_KEYS)}"
         )
     if len(added) < len(columns):
-        raise TypeError(f"one column has two names in {', '.join(columns)}. Leave one out.")
+        raise TypeError(f"one column has two names in {', '.join(columns)}")
     if isinstance(data, Samples) and not added and label_map is None:
         return data
     table |= added
     of_rows = "texts" if table.get("outputs") is None else "outputs"
     if table.get(of_rows) is None:
-        raise TypeError("there are no texts. Pass a list of texts as the first argument.")
+        raise TypeError("texts must be given, as the first argument")
     if isinstance(table[of_rows], Iterator):
         table[of_rows] = list(table[of_rows])
     for name, column in added.items():
@@ -673,6 +629,5 @@ def _mapped(samples: Samples, label_map: Mapping[Any, str]) -> Samples:
     labels = samples.require("labels", "label_map")
     for i, label in enumerate(labels):
         if label not in targets:
-            has = f"is not a key of label_map, which has {', '.join(targets)}"
-            raise ItemError("labels", i, f"= {label!r} {has}")
+            raise ItemError("labels", i, f"= {label!r} must be a key of label_map, {[*targets]}")
     return samples.replace(labels=[targets[label] for label in labels])

@@ -61,8 +61,7 @@ def _fsdp2(model: nn.Module) -> Iterator[None]:
         frees = [group.post_forward_mesh_info for group in groups]
     except AttributeError as error:
         raise RuntimeError(
-            f"a model under fully_shard can't be gathered by PyTorch {torch.__version__}: {error}. "
-            "Use PyTorch 2.11 or 2.13, with which this was checked, or FSDP1."
+            f"PyTorch must be 2.11 or 2.13 under fully_shard, got {torch.__version__}: {error}"
         ) from error
     try:
         for group in groups:
@@ -121,8 +120,4 @@ def _check_whole(model: nn.Module) -> None:
 
     for name, weight in model.named_parameters():
         if isinstance(weight, DTensor) and weight.device_mesh.size() > 1:
-            raise ValueError(
-                f"{name} is split by tensor parallelism, but each rank generates other texts with "
-                "the whole model. Use FSDP alone, such as ModelParallelStrategy("
-                "data_parallel_size=N, tensor_parallel_size=1)."
-            )
+            raise ValueError(f"{name} is split by tensor parallelism: use FSDP alone")

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,8 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from warm_python import run_warm, start_server
-
-gc.disable()  # until all is imported
 
 # Set before the imports of torch, transformers and wandb, which read these variables once.
 # Subprocesses inherit them.
@@ -52,17 +49,6 @@ pytest_plugins = ["command_lines", "judge_server", "tiny_models"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-_looked_at = 0  # modules that were imported at the last `_freeze`
-
-
-def _freeze() -> None:
-    """Exempt from collections what lives to the end: `release` calls `gc.collect` in most tests."""
-    global _looked_at
-    _looked_at = len(sys.modules)
-    gc.collect()
-    gc.freeze()
-
-
 # The longest files, which begin; the ones that wait for other processes are apart from each other.
 _FIRST = [
     *("test_other_lightning.py", "test_ray.py", "test_cli.py", "test_smoke.py", "test_package.py"),
@@ -82,45 +68,17 @@ def pytest_collection_finish() -> None:
     if wandb := sys.modules.get("wandb"):
         # Runs look for inputs of W&B's launch, which no test has: a second of imports.
         wandb.Run._detect_and_apply_job_inputs = lambda run: None
-    if torch := sys.modules.get("torch"):
-        # At every seed it formats a stack for each kind of device that is not there: 1 to 4 ms.
-        for kind in (torch.cuda, torch.xpu, torch.mtia):
-            if not kind.is_available():
-                kind._lazy_call = lambda call, **_: None
-    _freeze()
-    gc.enable()
+    gc.collect()
+    gc.freeze()  # what lives to the end: `release` calls `gc.collect` in most tests
     start_server()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Between files, whose fixtures are gone, exempt what their tests have imported."""
-    yield
-    if nextitem and nextitem.path != item.path and len(sys.modules) > _looked_at + 200:
-        _freeze()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own summary
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Print how many tests were skipped and why, in one line."""
-    yield
-    skipped = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
-    why = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
-    terminalreporter.write_line(f"{len(skipped)} tests skipped{': ' * bool(why)}{why}")
 
 
 @pytest.fixture(autouse=True)
 def distributed_environment() -> Iterator[None]:
-    """Restore what libraries such as TRL leave behind: later processes would inherit it."""
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    before = {name: os.environ.get(name) for name in names}
+    """Remove what libraries such as TRL leave behind: later processes would inherit it."""
     yield
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
 
 
 def _folder(path: Path) -> Path:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -189,32 +188,3 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         rows = [{"step": step, "score/coherence": step / 4} for step in (1, 2)]
         log = "".join(json.dumps(row) + "\n" for row in rows)
         Path("runs/own/metrics.jsonl").write_text(log)
-
-
-# What the blocks have done
-
-
-def check_readme(names: Mapping[str, Any]) -> None:
-    """Both runs of the first page validated, decided and ended by their rules."""
-    _, stopper, best, guard = names["callbacks"][:4]  # Lightning adds its own
-    assert names["module"].trainer.current_epoch == 1 + stopper.rule.patience
-    assert Path(best.best_model_path).is_file()
-    assert guard.state.tests == stopper.rule.patience  # all but the first, the reference
-    trainer = names["trainer"]
-    key = "eval_score/relevance"
-    assert sum(key in row for row in trainer.state.log_history) == 2
-    assert Path(trainer.state.best_model_checkpoint).is_dir()
-
-
-def check_training(names: Mapping[str, Any]) -> None:
-    """The rules have decided on the validation of verl's trainer, which has saved nothing."""
-    trainer = names["Trainer"]()
-    trainer._validate()
-    (chosen,) = Path("checkpoints").rglob("best_checkpoint.json")
-    assert json.loads(chosen.read_text())["pending"]
-
-
-CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
-    "README.md": check_readme,
-    "training.md": check_training,
-}

@@ -3,15 +3,10 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from ctrlreward import Samples
-from ctrlreward.callbacks import GenerationScorer
 from ctrlreward.models import accelerators
 from ctrlreward.placement import Worker, shared_device
 from ctrlreward.scorers import (
@@ -93,19 +88,6 @@ def test_scorers_say_where_their_models_run() -> None:
     ctrleval.to("cpu")
     assert parts[0].devices == ("cpu",)
     assert Distinct().devices == ()
-
-
-def test_generation_scorer_refuses_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several devices are more than the machine has."""
-    scorer = CTRLEval(device="cuda:0")
-    callback = GenerationScorer({"c": scorer["coherence"]}, Samples(texts=["a"]))
-    trainer = pl.Trainer(accelerator="cpu", barebones=True)
-    trainer.strategy._root_device = torch.device("cuda:0")
-    for name, value in (("device_ids", [0, 1]), ("world_size", 2)):
-        monkeypatch.setattr(pl.Trainer, name, value)
-    module = SimpleNamespace(complete=lambda prompts: list(prompts))
-    with pytest.raises(MisconfigurationException, match=r"scores\['c'\]"):
-        callback.setup(trainer, module, "validate")
 
 
 def test_a_worker_runs_calls_in_order_hands_over_errors_and_cancels_what_has_not_started() -> None:

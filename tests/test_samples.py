@@ -264,24 +264,6 @@ def test_empty_texts_and_invalid_unicode_are_found() -> None:
     assert batch.unreadable(empty=False).keys() == {1, 2}
 
 
-def test_a_file_is_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "s.jsonl"
-    Samples(["a", "b"]).to_jsonl(path)
-    monkeypatch.setattr("os.fsync", lambda _: {}["disk"])  # stands for a full one
-    with pytest.raises(KeyError, match="disk"):
-        Samples(["c"]).to_jsonl(path)
-    assert Samples.from_jsonl(path).texts == ("a", "b")
-    assert [*tmp_path.iterdir()] == [path]
-
-
-def test_an_empty_batch_makes_an_empty_file(tmp_path: Path) -> None:
-    Samples([]).to_jsonl(tmp_path / "none.jsonl")
-    assert (tmp_path / "none.jsonl").read_bytes() == b""
-    assert Samples.from_jsonl(tmp_path / "none.jsonl") == Samples([])
-
-
 def test_records_have_singular_keys_and_other_keys_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     Samples(["Zoë"], histories=["Hi."]).to_jsonl(path)
@@ -291,19 +273,13 @@ def test_records_have_singular_keys_and_other_keys_are_ignored(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("second_line", "message"),
-    [
-        ("{text}", r"s\.jsonl:2 is not JSON: Expecting property name"),
-        ("", r"s\.jsonl:2 is not JSON"),
-        ('["b"]', r"s\.jsonl:2"),
-        ('{"label": "y"}', r"s\.jsonl:2"),
-        ('{"text": "b"}', r"s\.jsonl:2.*'label'"),
-    ],
+    "second_line",
+    ["{text}", "", '["b"]', '{"label": "y"}', '{"text": "b"}', "[" * 200_000, "9" * 5000],
 )
-def test_a_bad_line_raises(tmp_path: Path, second_line: str, message: str) -> None:
+def test_a_bad_line_is_named(tmp_path: Path, second_line: str) -> None:
     path = tmp_path / "s.jsonl"
     path.write_text(f'{{"text": "a", "label": "x"}}\n{second_line}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"s\.jsonl:2"):
         Samples.from_jsonl(path)
 
 
@@ -320,11 +296,7 @@ def test_labels_and_groups_may_be_integers(numbers: Any) -> None:
     names = {"label": numbers, "groups": numbers}
     assert as_samples({"text": ["a", "b"], **names}) == expected
     assert as_samples(["a", "b"], labels=numbers, label_map={0: "x", "1": "y"}).labels == ("x", "y")
-    assert as_samples(["a"], label=np.int64(3)).labels == ("3",)
-
-
-def test_texts_may_be_a_keyword_and_have_to_be_there() -> None:
-    assert as_samples(texts=["a"], label="x") == Samples(["a"], labels=["x"])
+    assert as_samples(texts=["a"], label=np.int64(3)).labels == ("3",)
 
 
 def test_a_sample_may_have_several_references(tmp_path: Path) -> None:
@@ -365,15 +337,10 @@ def test_labels_of_several_attributes(labels: Any, tmp_path: Path) -> None:
         assert as_samples(["a", "b"], label=labels) == samples
     samples.to_jsonl(tmp_path / "rows")
     assert Samples.from_jsonl(tmp_path / "rows") == samples
+    one = as_samples(["a", "b"], label={"sentiment": "positive", "code": torch.tensor([3, 4])})
+    assert one.labels == ("sentiment=positive code=3", "sentiment=positive code=4")
     assert samples.labels_of("sentiment", "the judge") == ("positive", "negative")
     assert samples.label_indices(["tea", "food"], "it", "topic") == [1, 1]
-
-
-def test_one_label_of_each_attribute_for_all() -> None:
-    samples = as_samples(["a", "b"], label={"sentiment": "positive", "code": 3})
-    assert samples.labels == ("sentiment=positive code=3",) * 2
-    codes = as_samples(["a", "b"], labels={"code": torch.tensor([3, 4])})
-    assert codes.labels == ("code=3", "code=4")
 
 
 @given(st.dictionaries(st.text(max_size=3), st.text(max_size=4) | st.integers(0, 9), max_size=3))

@@ -6,7 +6,6 @@ To import PyTorch, transformers and Lightning takes longer than what these scrip
 from __future__ import annotations
 
 import atexit
-import itertools
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver, util
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,11 +29,9 @@ _asking = threading.Lock()
 def start_server() -> None:
     """Fork the process that is forked for each script, before tests start threads.
 
-    It ends with this process, at the end of its input. So does multiprocessing's fork server, which
-    would import everything again otherwise.
+    It ends with this process, at the end of its input.
     """
     global _server
-    util.spawnv_passfds = _fork_server
     ours, theirs = socket.socketpair()
     server = os.fork()
     _server = (theirs if server == 0 else ours).makefile("rw")
@@ -42,7 +39,6 @@ def start_server() -> None:
     if server == 0:
         _serve()
         os._exit(0)
-    forkserver.ensure_running()
 
 
 class WarmProcess:
@@ -79,13 +75,7 @@ class WarmProcess:
 def run_warm(script: Path, *arguments: object, timeout: float) -> subprocess.CompletedProcess[str]:
     """Run a Python file in a fork, as `subprocess.run` with captured output would.
 
-    Args:
-        script: The file.
-        arguments: Its arguments.
-        timeout: Seconds after which the fork and its children are killed.
-
-    Raises:
-        subprocess.TimeoutExpired: It took longer.
+    After `timeout` seconds the fork and its children are killed: a `subprocess.TimeoutExpired`.
     """
     with tempfile.TemporaryDirectory() as folder:
         output, errors = (Path(folder, name) for name in ("stdout", "stderr"))
@@ -126,24 +116,6 @@ def _code(child: int, timeout: float) -> int | None:
         if time.monotonic() > until:
             return None
         time.sleep(0.01)
-
-
-def _fork_server(
-    path: str, command: list[str], descriptors: Sequence[int], spawn: Any = util.spawnv_passfds
-) -> int:
-    """Start a process of multiprocessing; its fork server as a fork of this one."""
-    if "multiprocessing.forkserver" not in command[-1]:
-        return spawn(path, command, descriptors)
-    child = os.fork()
-    if child == 0:
-        kept = [0, 1, 2, *sorted(descriptors), os.sysconf("SC_OPEN_MAX")]
-        for one, following in itertools.pairwise(kept):
-            os.closerange(one + 1, following)
-        try:
-            exec(command[-1], {})
-        finally:
-            os._exit(0)
-    return child
 
 
 def _become(job: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from ctrlreward import scorers
-from ctrlreward.files import ShallowLoader
 
 # Names that `ctrlreward.scorers` has beside its scorers.
 _BASES = {"Component", "ComponentLike", "CompositeScorer", "ModelOptions", "ModelScorer"}
@@ -37,7 +36,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise OSError(f"No such file: {path}")
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), ShallowLoader)
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
         mappings = [value for value in nested(content) if isinstance(value, dict)]
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply, or contains itself by an alias") from None

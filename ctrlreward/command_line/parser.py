@@ -19,7 +19,6 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_l
 from ctrlreward import scorers
 from ctrlreward.command_line.config_files import SCORERS
 from ctrlreward.command_line.terminal import examples_epilog
-from ctrlreward.files import ShallowLoader
 
 # Words with these suffixes are never items of a list option: `--scorers CTRLEval in.jsonl out.csv`.
 _FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
@@ -35,7 +34,7 @@ def _load_checked(text: str) -> Any:
     """Return a value, or raise a YAMLError; nested deeply, the loader overflows the stack of C."""
     try:
         if len(text) > 1000:
-            yaml.compose(text, ShallowLoader)
+            yaml.compose(text, yaml.SafeLoader)
         value = _load(text)
         if "&" in text:
             json.dumps(value, default=str, skipkeys=True)  # raises if it contains itself

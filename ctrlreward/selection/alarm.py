@@ -9,13 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from ctrlreward.arguments import (
-    Mode,
-    check_direction,
-    not_negative,
-    one_of,
-    sign_of,
-)
+from ctrlreward.arguments import Mode, check_direction, not_negative, one_of, sign_of
 from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
 from ctrlreward.selection.metrics import (
     Evidence,
@@ -48,10 +42,6 @@ class AlarmState(State):
         alarm_step: Step of the first alarm, -1 before.
         references: Held-out key → its reference validation.
         tests: Number of tests so far.
-
-    Examples:
-        >>> AlarmState().alarmed(step=200).alarm_step
-        200
     """
 
     alarm: bool = False
@@ -61,7 +51,7 @@ class AlarmState(State):
 
     @property
     def ended(self) -> bool:
-        """Whether the last test raised an alarm, which ends a run that stops at alarms."""
+        """See `State`."""
         return self.alarm
 
     def alarmed(self, step: int) -> AlarmState:
@@ -77,10 +67,6 @@ class AlarmDecision(NamedTuple):
         p_value: Smallest level of the whole run at which this test would raise an alarm, None
             without a test.
         untestable: True if a held-out metric has no scores by prompt.
-
-    Examples:
-        >>> AlarmDecision(False, 1.0, "the first validation").alarm
-        False
     """
 
     alarm: bool
@@ -117,13 +103,11 @@ class AlarmRule:
             twice.
 
     Examples:
-        >>> rule = AlarmRule("reward", "rating")
-        >>> rng = np.random.default_rng(0)
-        >>> state = rule.start()
-        >>> for step, quality in [(100, 0.8), (200, 0.7), (300, 0.5)]:
-        ...     ratings = quality + 0.1 * rng.normal(size=24)
-        ...     metrics = {"reward": 1 - quality, "rating": ratings.mean()}
-        ...     state, decision = rule.update(state, step, metrics, evidence={"rating": ratings})
+        >>> rule, state = AlarmRule("reward", "rating"), AlarmState()
+        >>> for step in (100, 200):
+        ...     evidence = {"rating": np.linspace(0, 1, 24) - step / 100}
+        ...     metrics = {"reward": step, "rating": -step}
+        ...     state, decision = rule.update(state, step, metrics, evidence=evidence)
         >>> decision.alarm
         True
     """
@@ -149,9 +133,7 @@ class AlarmRule:
         if not modes:
             raise ValueError("held_out is empty, must be at least one key")
         if self.proxy in self.modes:
-            raise ValueError(
-                f"proxy and held_out must be different metrics, got {self.proxy!r} for both"
-            )
+            raise ValueError(f"proxy and held_out must differ, got {self.proxy!r} for both")
         one_of("reference", self.reference, ("first", "best"))
         check_level(self.level)
         margins = self.margin if isinstance(self.margin, Mapping) else {"": self.margin or 0.0}

@@ -30,12 +30,6 @@ class KeepDecision(NamedTuple):
     Attributes:
         dropped: Steps of kept checkpoints to remove.
         invalid: True if it is not kept because a metric is NaN or infinite.
-
-    Examples:
-        >>> rule = BestRule("score/sim")
-        >>> _, decision = rule.update(BestState({100: 0.5}), 200, {"score/sim": 0.6})
-        >>> decision.keep, decision.dropped
-        (True, (100,))
     """
 
     keep: bool
@@ -60,10 +54,6 @@ class BestState(State):
         kept: Step → score, oldest first.
         candidates: Step → validation that met the constraints, with its scores by prompt.
         validations: Number of validations judged so far.
-
-    Examples:
-        >>> BestState.from_dict(BestState({100: 0.5, 200: 0.6}).to_dict()).kept
-        {100: 0.5, 200: 0.6}
     """
 
     kept: Mapping[int, float] = field(default_factory=dict)
@@ -75,13 +65,11 @@ class BestState(State):
 class BestRule:
     """Rule that keeps the checkpoints with the k best scores.
 
-    A validation without a new score, with a NaN or infinite score, or outside of a constraint is
-    not a candidate. A new score must be better than the worst kept one to replace it; of equal
-    scores the oldest is replaced first.
-
-    With scores by prompt (`evidence`), the reason says whether a score is distinguishable from the
-    best one, by an interval of their difference that holds at all validations of the run together
-    (`ctrlreward.functional.sequential`).
+    A validation without a new, finite score, or outside of a constraint is not a candidate. A new
+    score must be better than the worst kept one to replace it; of equal scores the oldest is
+    replaced first. With scores by prompt (`evidence`), the reason says whether a score is
+    distinguishable from the best one, by an interval of their difference that holds at all
+    validations of the run together (`ctrlreward.functional.sequential`).
 
     Args:
         monitor: Key of the score.
@@ -99,15 +87,10 @@ class BestRule:
 
     Examples:
         >>> rule = BestRule("sim")
-        >>> state = rule.start()
-        >>> for step, scores in [(100, [0.2, 0.6, 0.5, 0.4] * 4), (200, [0.5, 0.2, 0.7, 0.4] * 4)]:
-        ...     evidence = {"sim": scores}
-        ...     metrics = {"sim": sum(scores) / 16}
-        ...     state, decision = rule.update(state, step, metrics, evidence=evidence)
-        >>> rule.best(state), decision.keep
-        (200, True)
-        >>> decision.reason
-        'sim is 0.4500, not distinguishable from 0.4250 at step 100 (difference +0.0250, ...'
+        >>> state, _ = rule.update(rule.start(), 100, {"sim": 0.5})
+        >>> state, decision = rule.update(state, 200, {"sim": 0.6})
+        >>> rule.best(state), decision.keep, decision.dropped
+        (200, True, (100,))
     """
 
     monitor: str
@@ -120,17 +103,13 @@ class BestRule:
         check_key("monitor", self.monitor)
         check_direction("mode", self.mode or "max")
         if not isinstance(self.constraints, Mapping):
-            raise TypeError(
-                "constraints must map keys to (smallest, largest), {'score/fail_rate': (None, "
-                f"0.05)}}, got {self.constraints!r}"
-            )
+            raise TypeError(f"constraints must be key → (low, high), got {self.constraints!r}")
         for key, bounds in self.constraints.items():
             pair = tuple(bounds) if isinstance(bounds, Sequence) else ()
             ends = [end for end in pair if end is not None]
             if len(pair) != 2 or not ends or not ends[0] <= ends[-1]:
                 raise ValueError(
-                    f"constraints[{key!r}] must be (smallest, largest), None for at most one, "
-                    f"got {bounds!r}"
+                    f"constraints[{key!r}] must be (low, high), at most one None, got {bounds!r}"
                 )
         if self.top_k < -1:
             raise ValueError(f"top_k must be a count, or -1 to keep all, got {self.top_k}")
@@ -210,33 +189,27 @@ class BestRule:
         chosen = state.candidates.get(step)
         if chosen is None or self.monitor not in chosen.evidence:
             return f"{what} (no scores by prompt)"
-        values = chosen.evidence[self.monitor]
-        failed = sum(not math.isfinite(value) for value in values)
-        if failed:
-            what += f" ({failed} of {len(values)} prompts without a score)"
         refused = state.validations - len(state.candidates)
         if refused:
             what += f" (a constraint excludes {refused} of {state.validations} validations)"
         others = [other for other in state.candidates.values() if other.step != step]
         if not others:
             return f"{what}, the only candidate"
-        paired = [other for other in others if chosen.has_prompts_of(other, self.monitor)]
+        level = level_of_test(self.level, state.validations)
+        differences = [(other, other.differs(chosen, self.monitor, level)) for other in others]
+        paired = [(other, difference) for other, difference in differences if difference]
         if len(paired) < len(others):
-            total = counted(len(others), "other candidate")
-            what += (
-                f" (compared by means, not by prompt, with {len(others) - len(paired)} of {total})"
-            )
+            means = f"{len(others) - len(paired)} of {counted(len(others), 'other candidate')}"
+            what += f" (compared by means, not by prompt, with {means})"
         if not paired:
             return what
-        level = level_of_test(self.level, state.validations)
-        differences = [(other, other.differs(chosen, self.monitor, level)) for other in paired]
-        tied = [pair for pair in differences if pair[1] and not pair[1].distinguishable]
+        tied = [pair for pair in paired if not pair[1].distinguishable]
         if not tied:
-            which = "the others" if len(paired) < len(others) else "all other candidates"
-            return f"{what}, distinguishable from {which}"
+            return (
+                f"{what}, distinguishable from {'all' if paired == differences else 'the'} others"
+            )
         sign = sign_of(self.mode)
         nearest, difference = max(tied, key=lambda pair: sign * pair[0].metrics[self.monitor])
-        assert difference is not None  # as they are paired
         more = f" and {counted(len(tied) - 1, 'other candidate')}" if tied[1:] else ""
         return (
             f"{what}, not distinguishable from {nearest.metrics[self.monitor]:.4f} at step "

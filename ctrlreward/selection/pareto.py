@@ -66,15 +66,9 @@ class ParetoRule:
 
     def __post_init__(self) -> None:
         if not isinstance(self.metrics, Mapping):
-            raise TypeError(
-                f"metrics must map two or more keys to their directions, {{'score/similarity': "
-                f"'max', 'score/perplexity': 'min'}}, got {self.metrics!r}"
-            )
+            raise TypeError(f"metrics must be key → direction, got {self.metrics!r}")
         if len(self.metrics) < 2:
-            raise ValueError(
-                f"metrics must have two or more keys, got {dict(self.metrics)!r}. For the best "
-                "checkpoint of one metric use BestRule."
-            )
+            raise ValueError(f"metrics must have two or more keys, got {dict(self.metrics)!r}")
         for key, direction in self.metrics.items():
             check_key("each of metrics", key)
             check_direction(f"metrics[{key!r}]", "max" if direction is None else direction)
@@ -118,10 +112,7 @@ class ParetoRule:
         if invalid:
             return state, KeepDecision(False, (), ", ".join(invalid), invalid=True)
         points = {**state.kept, step: tuple(values.values())}
-        on_front = non_dominated(
-            list(points.values()), [mode or "max" for mode in self.metrics.values()]
-        )
-        kept = {s: points[s] for s, on in zip(points, on_front, strict=True) if on}
+        kept = self._front(points)
         pruned = {s: point for s, point in points.items() if s not in kept}
         dropped = tuple(s for s in state.kept if s in pruned)
         shown = ", ".join(f"{key} is {value:.4f}" for key, value in values.items())
@@ -137,27 +128,22 @@ class ParetoRule:
         """Return the state without checkpoints of the front that are not among `steps`.
 
         Those on disk that only these dominated return to the front.
-
-        Examples:
-            >>> rule = ParetoRule({"sim": "max", "perplexity": "min"})
-            >>> state = ParetoState({100: (0.5, 40.0), 200: (0.4, 30.0)}, {50: (0.4, 45.0)})
-            >>> rule.available(state, [50, 100]).kept, rule.available(state, [50, 200]).kept
-            ({100: (0.5, 40.0)}, {200: (0.4, 30.0)})
-            >>> rule.available(state, [50]).kept
-            {50: (0.4, 45.0)}
         """
         lost = state.kept.keys() - {*steps}
         if not lost:
             return state
         judged = sorted({**state.pruned, **state.kept}.items())
         points = {step: point for step, point in judged if step in steps}
-        if not points:
-            return ParetoState({}, state.pruned)
-        modes = [mode or "max" for mode in self.metrics.values()]
-        on_front = non_dominated(list(points.values()), modes)
-        kept = {s: points[s] for s, on in zip(points, on_front, strict=True) if on}
+        kept = self._front(points)
         pruned = {s: point for s, point in state.pruned.items() if s not in kept}
         return ParetoState(kept, pruned)
+
+    def _front(self, points: Points) -> dict[int, tuple[float, ...]]:
+        if not points:
+            return {}
+        modes = [mode or "max" for mode in self.metrics.values()]
+        on_front = non_dominated(list(points.values()), modes)
+        return {s: points[s] for s, on in zip(points, on_front, strict=True) if on}
 
     def best(self, state: ParetoState) -> int | None:
         """Return the step of the front with the best first metric, None if the front is empty."""

@@ -32,13 +32,6 @@ class Decided(NamedTuple):
         stop: Decision of the `StopRule`; after a stop, as if the run continued.
         stopped: Whether the rule has stopped at this validation or before.
         alarm_step: Step of the first alarm, -1 before.
-
-    Examples:
-        >>> from ctrlreward.selection import BestRule
-        >>> from ctrlreward.selection.metrics import Snapshot
-        >>> (decided,) = RunRules(BestRule("acc")).replay([Snapshot(10, {"acc": 0.5}, {"acc"})])
-        >>> decided.best
-        10
     """
 
     validation: Snapshot

@@ -34,19 +34,12 @@ class StopState(State):
     Attributes:
         best: Best score so far; before the first, minus infinity (plus infinity for mode "min").
         wait_count: Number of scores in a row that did not improve.
-        stopped_by: Cause of the stop: `"patience_exhausted"`, `"decline_shown"`,
-            `"stopping_threshold"`, `"divergence_threshold"` or `"non_finite_metric"`; None if this
-            rule did not stop.
+        stopped_by: Cause of the stop, one of the constants of this module; None before.
         stopping_reason: Reason for the stop in words, "" before.
         stopped_step: Step of the stop, -1 before.
         leader: Validation of `best` with scores by prompt, or None.
         compared: Number of validations with scores by prompt, without the first; -1 before it.
         failed: Number of NaN in a row at the end.
-
-    Examples:
-        >>> state = StopRule("score/sim").start()
-        >>> state.best, state.wait_count
-        (-inf, 0)
     """
 
     best: float
@@ -60,7 +53,7 @@ class StopState(State):
 
     @property
     def ended(self) -> bool:
-        """Whether the rule stopped the run."""
+        """See `State`."""
         return self.stopped_by is not None
 
     def stopped(self, step: int, cause: str | None, reason: str) -> StopState:
@@ -73,12 +66,7 @@ class StopState(State):
 
 
 class StopDecision(NamedTuple):
-    """Decision whether to stop training, with one of the causes of `StopState.stopped_by`.
-
-    Examples:
-        >>> StopDecision(False, None, "improved").stop
-        False
-    """
+    """Decision whether to stop training, with a cause as in `StopState`."""
 
     stop: bool
     cause: str | None
@@ -168,12 +156,9 @@ class StopRule:
         Args:
             state: State before this validation.
             step: Training step of this validation.
-            metrics: Logged key → value.
+            metrics: Logged key → value; a `NotLogged` without the key of the rule.
             stale: Keys without a new value.
             evidence: Logged key → one value for each held-out prompt, NaN if scoring failed.
-
-        Raises:
-            NotLogged: `monitor` is not logged; a ValueError that lists the logged keys.
         """
         waiting = no_new_value([self.monitor], stale)
         if waiting:

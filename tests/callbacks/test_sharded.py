@@ -129,7 +129,7 @@ def test_strategies_that_callbacks_cannot_gather_are_refused(
         refused(deepspeed, scorer, tuned(), monkeypatch)
     split = strategies.ModelParallelStrategy()
     split._device_mesh = {"tensor_parallel": SimpleNamespace(size=lambda: 2)}
-    with pytest.raises(MisconfigurationException, match="splits each layer over 2 ranks"):
+    with pytest.raises(MisconfigurationException, match="tensor_parallel_size"):
         refused(split, scorer, tuned(), monkeypatch)
     keeper = RewardCheckpoint("v", "max", dirpath=str(tmp_path))
     with pytest.raises(MisconfigurationException, match="has a shard of the adapter"):

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctrlreward.runs.logs import read_log
-
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCRIPT = DOCS / "example_own_module.py"
 
@@ -33,15 +31,11 @@ def test_the_example_trains_and_logs_its_scores(tmp_path, capsys) -> None:
     variables = runpy.run_path(str(script), run_name="__main__")
     assert type(variables["trainer"]).__module__.startswith("lightning.")
     run = tmp_path / "runs" / "own" / "lightning_logs" / "version_0"
-    # Lightning's default logger: TensorBoard's where it is installed, else CSVLogger.
-    key = "score/attribute_relevance"
-    logged = [metrics[key] for _, metrics in read_log(run).rows if key in metrics]
-
-    epochs = variables["trainer"].current_epoch
-    assert len(logged) == epochs > variables["stopper"].rule.patience
+    files = sorted((run / "samples" / "score").iterdir())
+    assert len(files) == variables["trainer"].current_epoch > variables["stopper"].rule.patience
     assert "'score/attribute_relevance':" in capsys.readouterr().out
-    for path, mean in zip(sorted((run / "samples" / "score").iterdir()), logged, strict=True):
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        assert all(record["text"].startswith(record["prefix"]) for record in records)
-        scores = [record["scores"]["attribute_relevance"] for record in records]
-        assert np.mean(scores) == pytest.approx(mean, abs=1e-6)
+    records = [json.loads(line) for line in files[-1].read_text().splitlines()]
+    assert all(record["text"].startswith(record["prefix"]) for record in records)
+    scores = [record["scores"]["attribute_relevance"] for record in records]
+    logged = variables["trainer"].callback_metrics["score/attribute_relevance"]
+    assert np.mean(scores) == pytest.approx(logged.item(), abs=1e-6)

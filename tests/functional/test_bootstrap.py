@@ -35,15 +35,6 @@ def test_interval_equals_that_of_all_possible_draws(five_clusters, confidence) -
     assert interval.value == pytest.approx(after.mean() - before.mean())
 
 
-def test_many_clusters_of_one_row_give_the_normal_interval() -> None:
-    random = np.random.default_rng(1)
-    before, after = random.normal(size=(2, 400))
-    error = (after - before).std() / 20
-    interval = paired_bootstrap(before, after, range(400))
-    assert interval.low == pytest.approx(interval.value - 1.96 * error, abs=0.1 * error)
-    assert interval.high == pytest.approx(interval.value + 1.96 * error, abs=0.1 * error)
-
-
 scores = st.lists(st.floats(-100, 100), min_size=6, max_size=6)
 letters = st.lists(st.sampled_from("abc"), min_size=4, max_size=4).map(lambda end: ["a", "b", *end])
 

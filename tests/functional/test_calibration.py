@@ -45,21 +45,3 @@ def test_a_constant_that_favours_a_word_cancels_out(references, text, data, weig
         for added in (0.0, bonus)
     )
     np.testing.assert_allclose(favoured, plain, atol=1e-9)
-
-
-@given(REFERENCES, TEXT, st.lists(st.floats(-10, 10), min_size=4, max_size=4))
-def test_beta_too_loses_the_constant_of_a_word_that_all_evaluators_favour_alike(
-    references: np.ndarray, text: np.ndarray, bonus: list[float]
-) -> None:
-    plain, favoured = (
-        label_probabilities(text + added - label_bias(references + added))
-        for added in (0.0, np.array(bonus[: text.shape[1]]))
-    )
-    np.testing.assert_allclose(favoured, plain, atol=1e-9)
-
-
-@given(REFERENCES)
-def test_a_reference_text_itself_has_equal_shares(references: np.ndarray) -> None:
-    first = references[:1]
-    shares = label_probabilities(first[0] - label_bias(first))
-    np.testing.assert_allclose(shares, 1 / len(shares), atol=1e-9)

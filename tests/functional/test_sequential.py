@@ -139,25 +139,6 @@ def test_jackknife_values_of_a_mean_are_the_scores(values: list[float]) -> None:
     assert jackknife_values(float(np.mean(values)), without) == pytest.approx(values)
 
 
-def test_jackknife_values_vary_as_a_corpus_figure_does() -> None:
-    """The standard error of a ratio from its jackknife values is that over many corpora."""
-    rng = np.random.default_rng(4)
-
-    def corpus() -> tuple[np.ndarray, np.ndarray]:
-        tokens = rng.integers(5, 30, size=60).astype(float)
-        return tokens * rng.normal(3, 0.5, size=60), tokens
-
-    ratios, errors = [], []
-    for _ in range(400):
-        losses, tokens = corpus()
-        whole = losses.sum() / tokens.sum()
-        without = (losses.sum() - losses) / (tokens.sum() - tokens)
-        values = jackknife_values(whole, without)
-        ratios.append(whole)
-        errors.append(values.std(ddof=1) / math.sqrt(len(values)))
-    assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.1)
-
-
 def test_detectable_difference_is_found_with_its_power() -> None:
     rng = np.random.default_rng(6)
     before = rng.normal(size=24)

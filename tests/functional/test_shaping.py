@@ -120,17 +120,3 @@ def test_a_multiplier_is_the_projected_sum_and_the_last_excess(start, excesses, 
         expected = expected + rate * excess if expected + rate * excess > 0 else 0.0
         assert integral == pytest.approx(expected)
         assert multiplier == pytest.approx(expected + excess if expected + excess > 0 else 0.0)
-
-
-def test_a_policy_of_two_texts_settles_at_the_bound() -> None:
-    """The reward prefers a text that the bound allows for a quarter of all.
-
-    Each text's share follows its advantage; without the multiplier it would go to 1.
-    """
-    share, integral, multiplier = 0.1, 0.0, 0.0
-    for _ in range(4000):
-        worth = constrained_rewards(array([1.0, 0.0]), [(multiplier, array([-0.75, 0.25]))])
-        share += 0.2 * share * (1 - share) * (worth[0] - worth[1])
-        integral, multiplier = next_multiplier(integral, (share - 0.25) / 0.43, 0.05)
-    assert share == pytest.approx(0.25, abs=1e-3)
-    assert multiplier == pytest.approx(1.0, abs=1e-2)  # both texts are worth the same

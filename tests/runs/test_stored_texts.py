@@ -149,7 +149,7 @@ def test_the_decisions_are_ours_on_the_same_numbers(
     theirs = decisions(printed, tmp_path / "theirs", name, keys)
     assert theirs == decisions(printed, tmp_path / "ours", name, keys)
     assert (theirs["step"], theirs["alarm_step"]) == (30, 20)
-    assert "distinguishable from all other candidates" in theirs["reason"]
+    assert "distinguishable from all others" in theirs["reason"]
     assert all(each["intervals"] for each in theirs["validations"])
     ours, run = (read_stored_run(tmp_path / each) for each in ("ours", "theirs"))
     assert [each.step for each in run.steps] == [*STEPS]

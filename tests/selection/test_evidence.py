@@ -166,7 +166,7 @@ def test_as_many_other_prompts_are_not_pairs(kind: Any) -> None:
     if kind is AlarmRule:
         assert other == "other held-out prompts: later validations are compared with step 20"
     if kind is BestRule:
-        assert same.endswith("at step 20, distinguishable from all other candidates")
+        assert same.endswith("at step 20, distinguishable from all others")
         assert other.endswith("(compared by means, not by prompt, with 1 of 1 other candidate)")
     if kind is StopRule:
         assert "improved" in other
@@ -217,7 +217,7 @@ def test_the_selection_is_explained() -> None:
         "excludes 1 of 2 validations), the only candidate"
     )
     clear = rule.explain(fold(rule, rows[::3])[0])
-    assert clear == "y is 0.6700 at step 10, distinguishable from all other candidates"
+    assert clear == "y is 0.6700 at step 10, distinguishable from all others"
     means = fold(rule, [{"y": 0.5, "z": 1.0}])[0]
     assert rule.explain(means) == "y is 0.5000 at step 10 (no scores by prompt)"
 
