@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from side_by_side import DATA, quiet
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoTokenizer,
@@ -38,7 +37,6 @@ from ctrlreward import Alignment, CTRLEval, Perplexity, Reward, RewardModel, Sam
 from ctrlreward.models.sources import resolve
 
 BASELINE = Path(__file__).with_name("host_baseline.json")
-DATA = Path(os.environ.get("CTRLREWARD_DATA", ""))
 BUDGET = 2**16  # tokens of a pass, as on a card
 SUBJECTS = ("soup", "staff", "music", "garden", "view", "bread", "room")
 OPINIONS = ("warm and full of flavour", "slow on a busy evening", "far too loud for a quiet talk")
@@ -146,7 +144,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=[])
     parser.add_argument("--save", action="store_true", help="write the baseline")
     options, _ = parser.parse_known_args()  # `make bench ARGS=` may be for other suites
-    logging.disable(logging.WARNING)
+    quiet()
     torch.set_num_threads(1)
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     found = {}

@@ -94,13 +94,6 @@ def test_the_reward_is_relevance_less_a_cost_of_likelihood(model: str) -> None:
     np.testing.assert_allclose(batch.total, relevance - 0.5 * cost, rtol=1e-4)
 
 
-def test_an_empty_text_fails(model: str) -> None:
-    reward = relevance_reward(model)
-    batch = reward(Samples(["good", "", "bad"], labels=["positive"] * 3))
-    reward.release()
-    assert batch.failed.tolist() == [False, True, False]
-
-
 def test_repeated_pairs_of_tokens_cost(model: str) -> None:
     texts = Samples(["so so so so", "so it was"], labels=["positive"] * 2)
     plain, guarded = (relevance_reward(model, repetition=cost) for cost in (0.0, 0.5))

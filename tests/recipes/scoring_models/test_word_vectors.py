@@ -15,11 +15,7 @@ from hypothesis import strategies as st
 
 from ctrlreward.cli import main
 from ctrlreward.models.word_vectors import WordVectors
-from ctrlreward.recipes.scoring_models.word_vectors import (
-    CentredVectors,
-    inverse_document_frequency,
-    sentence_vectors,
-)
+from ctrlreward.recipes.scoring_models.word_vectors import CentredVectors, sentence_vectors
 from ctrlreward.scorers import Similarity
 
 VECTORS = {"the": [1.0, 0.0], "soup": [0.0, 2.0], "good": [-1.0, 1.0]}
@@ -84,12 +80,3 @@ def test_a_yaml_takes_them(files: None) -> None:
     similarity = Similarity(sentence_vectors(**options))
     (expected,) = similarity.score([row["text"]], sources=row["source"])["similarity"]
     assert json.loads(Path("scored.jsonl").read_text())["similarity"] == pytest.approx(expected)
-
-
-@given(st.lists(st.lists(st.sampled_from("abcde")), min_size=1))
-def test_idf_equals_brute_force(corpus: list[list[str]]) -> None:
-    idf = inverse_document_frequency(corpus)
-    assert set(idf) == {word for words in corpus for word in words}
-    for word, weight in idf.items():
-        documents = sum(word in words for words in corpus)
-        assert weight == pytest.approx(math.log(len(corpus) / documents))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,17 +53,6 @@ def test_each_sentence_has_the_other_style_as_its_target(files: dict[str, str]) 
     assert prompts.prompts[7] == f"sweet: {prompts.sources[7]}\nsour:"
 
 
-def test_training_leaves_out_what_is_held_out(files: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "held_out").write_text(f"{SOUR[0].upper()}\n{SWEET[1]}\tx\n")
-    sentences = Sentences(files, count=3, exclude=[str(tmp_path / "held_out")])
-    data = TransferData(sentences, batch_size=2, steps=3)
-    data.setup("fit")
-    batches = list(data.train_dataloader())
-    assert [len(batch) for batch in batches] == [2, 2, 2]
-    read = {source for batch in batches for source in batch.sources}
-    assert read == {*SOUR[1:], SWEET[0], *SWEET[2:]}
-
-
 @pytest.fixture
 def scoring_models(tiny_llama: Callable[[str], str], tmp_path: Path) -> ScoringModels:
     config = TextCNNConfig(frequent_words(SOUR + SWEET, 1), ("sour", "sweet"), 8, (2,), 4, 0.0)
@@ -74,23 +62,12 @@ def scoring_models(tiny_llama: Callable[[str], str], tmp_path: Path) -> ScoringM
     return ScoringModels(judge, "minilm-l6", letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
 
 
-def test_the_reward_is_the_weighted_sum_of_gm_and_its_components(
-    scoring_models: ScoringModels,
-) -> None:
-    weights = {"label_probability": 2.0, "similarity": 0.5, "log_likelihood": 0.1, "gm": 0.01}
-    reward = transfer_reward(weights, scoring_models)
-    texts = Samples(["the soup was hot .", "a bus ."], labels=["sweet", "sour"], sources=SOUR[:2])
-    batch = reward(texts)
+def test_the_reward_is_a_weighted_sum(scoring_models: ScoringModels) -> None:
+    reward = transfer_reward({"gm": 1.0, "similarity": 0.5}, scoring_models)
+    batch = reward(["the soup was hot ."], labels=["sweet"], sources=SOUR[:1])
     reward.release()
-    total = sum(weight * batch.components[name] for name, weight in weights.items())
-    assert batch.total == pytest.approx(total)
-    sides = [batch.components[name] for name in ("label_probability", "similarity")]
-    likely = batch.components["log_likelihood"]
-    for i in range(2):
-        acc, sim, pp = sides[0][i], sides[1][i], math.exp(-likely[i])
-        fluency = min(1e6 - pp, pp + 1e6)
-        expected = ((100 * acc + 8) * (100 * sim + 100) * fluency) ** (1 / 3)
-        assert batch.components["gm"][i] == pytest.approx(expected)
+    gm, similarity = batch.components.values()
+    assert batch.total == pytest.approx(gm + 0.5 * similarity)
 
 
 def test_selection_and_report_have_the_same_scores_and_copying_is_compared(
