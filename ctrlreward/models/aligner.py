@@ -238,7 +238,7 @@ def _align(
 
     def answer(chosen: Sequence[Pair]) -> list[TokenAlignment]:
         encoded = encode_pairs(aligner.tokenizer, chosen, limit, unit, b_first)
-        warn_truncated_pairs(chosen, encoded, limit)
+        warn_truncated_pairs(encoded, limit)
         texts, ids = [f"{a} {b}" for a, b in chosen], [pair.ids for pair in encoded]
         warn_unknown(aligner.tokenizer, texts, ids)
 

@@ -29,10 +29,6 @@ class InverseFrequency:
 
     Args:
         weights: Shape (vocabulary,), finite and ≥ 0; 0 for tokens that carry no information.
-
-    Examples:
-        >>> InverseFrequency(np.array([0.0, 2.5, 0.7])).sentence_weight([0, 2, 1, 2])
-        2.5
     """
 
     weights: npt.NDArray[np.float64]

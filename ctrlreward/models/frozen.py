@@ -26,14 +26,7 @@ Row = TypeVar("Row", bound=Any)
 
 
 class FrozenModel:
-    """Frozen model with its tokenizer.
-
-    Args:
-        model: Local folder, hub id or short name.
-        device: Device of the model.
-        dtype: See `pick_dtype`.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-    """
+    """Frozen model with its tokenizer; `batch_tokens` is the budget of a forward pass."""
 
     auto_class: ClassVar[AutoClass]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -15,9 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.models.batching import Ids, pad_rows
 from ctrlreward.models.control_tokens import text_reader
-from ctrlreward.samples import shortened
-
-log = logging.getLogger(__name__)
+from ctrlreward.models.tokenization import warn_truncated
 
 Pair = tuple[str, str]
 Span = tuple[int, int]
@@ -84,19 +81,12 @@ def encode_pairs(
     return encoded
 
 
-def warn_truncated_pairs(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], limit: int) -> None:
+def warn_truncated_pairs(encoded: Sequence[EncodedPair], limit: int) -> None:
     """Log one warning for all pairs with a truncated a, one for all with only b truncated."""
-    cut = [i for i, pair in enumerate(encoded) if pair.dropped[0]]
-    without_end = [i for i, pair in enumerate(encoded) if pair.dropped[1] and not pair.dropped[0]]
-    for lost, rows in (("the end of a", cut), ("the end of b", without_end)):
-        if rows:
-            a, b = map(shortened, pairs[rows[0]])
-            size = len(encoded[rows[0]].ids) + sum(encoded[rows[0]].dropped)
-            log.warning(
-                "%s is dropped of %d pairs beyond the %d tokens that the model reads, such as "
-                "(%s, %s), which has %d",
-                *(lost, len(rows), limit, a, b, size),
-            )
+    for in_a, dropped in ((True, "the last tokens of a"), (False, "the last tokens of b")):
+        cut = [p for p in encoded if any(p.dropped) and (p.dropped[0] > 0) is in_a]
+        lengths = [len(pair.ids) + sum(pair.dropped) for pair in cut]
+        warn_truncated("pairs", lengths, limit, dropped)
 
 
 def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> dict[str, Tensor]:

@@ -174,12 +174,6 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         unit: Unit with a value, only for `"discriminative"`: a `"word"` between white space or a
             `"piece"`, a token. None takes the aligner's unit in training.
         **options: See `ModelOptions`.
-
-    Examples:
-        >>> scorer = Alignment("minilm-l6", aspects=["consistency", "groundedness"])
-        >>> scores = scorer.score(["The soup was good."], sources="I liked it.", contexts="A menu.")
-        >>> {name: values.shape for name, values in scores.items()}
-        {'consistency': (1,), 'groundedness': (1,)}
     """
 
     def __init__(

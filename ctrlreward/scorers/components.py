@@ -51,13 +51,6 @@ class FunctionScorer(Scorer):
         higher_is_better: Direction of the score.
         pointwise: True if the score of a text does not depend on the other texts.
         range: Smallest and largest possible score, infinite for no bound.
-
-    Examples:
-        >>> def overlap(completions, sources, **kwargs):
-        ...     pairs = zip(completions, sources)
-        ...     return [len(set(c.split()) & set(s.split())) or None for c, s in pairs]
-        >>> FunctionScorer(overlap).score(["Good soup.", "Cold."], sources="Bad soup.")
-        {'overlap': array([ 1., nan])}
     """
 
     function: Callable[..., Any]

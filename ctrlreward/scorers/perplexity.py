@@ -53,10 +53,6 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
             the model can.
         score_end: Score the end token after a text as well, unless the text is truncated.
         **options: See `ModelOptions`.
-
-    Examples:
-        >>> list(Perplexity("smollm2-135m").score(["The soup was good."]))
-        ['perplexity', 'log_likelihood']
     """
 
     def __init__(

@@ -71,12 +71,6 @@ class Rubric:
         criteria: Name → `Criterion`, in place of `answers`: several questions about each text,
             which a server answers in one reply. Each is a score. They are added to the prompt.
         reason: Ask a server for a reason before each score, which is stored with the sample.
-
-    Examples:
-        >>> polite, short = Criterion("Is it polite?", [1, 2], 3.0), Criterion("Short?", [0, 1])
-        >>> rubric = Rubric("Rate this reply: {text}", criteria={"polite": polite, "short": short})
-        >>> rubric.range  # of the weighted mean
-        (0.75, 1.75)
     """
 
     prompt: str

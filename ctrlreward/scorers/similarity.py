@@ -25,12 +25,6 @@ class Similarity(ModelScorer[SentenceEncoder]):
         model: Local folder, Hugging Face id or short name of a sentence encoder; a folder written
             by `WordVectors.save`, or `"glove-6b-50d"`; or an object with an `embed` method.
         **options: See `ModelOptions`.
-
-    Examples:
-        >>> from ctrlreward import WordVectors
-        >>> scorer = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
-        >>> scorer.score(["broth", "soup"], sources="soup")
-        {'similarity': array([0.6, 1. ])}
     """
 
     specs = dict.fromkeys(("similarity",), ScoreSpec(True, (-1.0, 1.0)))

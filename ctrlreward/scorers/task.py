@@ -38,12 +38,6 @@ class Task:
 
     Raises:
         ValueError: `prompts` is empty, or a prompt, label, word or their number is invalid.
-
-    Examples:
-        >>> words = {"past": ["past", "yesterday"], "future": ["future", "tomorrow"]}
-        >>> task = Task(["<gen_result> It is about the <mask_token>."], words)
-        >>> task.labels, len(task.evaluators)
-        (('past', 'future'), 2)
     """
 
     prompts: Sequence[str]

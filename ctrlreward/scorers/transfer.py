@@ -50,12 +50,6 @@ class TransferQuality(CompositeScorer):
         thresholds: t1 to t4 of eq. 1. The paper's values fit its classifier, word vectors and
             language model. With others, such as the built-in ones, take t4 ≤ 2 - t3, so that `gm`
             falls with perplexity (`adjusted_gm`).
-
-    Examples:
-        >>> scorer = TransferQuality(thresholds=(50, 0, 1000, -998))
-        >>> scores = scorer.score(["Good soup."], labels="positive", sources="Bad soup.")
-        >>> list(scores)
-        ['gm', 'accuracy', 'label_probability', 'similarity', 'perplexity', 'log_likelihood']
     """
 
     def __init__(

@@ -151,7 +151,25 @@ def test_of_a_target_that_is_too_long_itself_the_end_is_left_out(
     np.testing.assert_allclose(found.log_probs, llama_twin.log_probs(kept, 1), atol=1e-5)
 
 
+def test_a_text_of_exactly_the_context_is_whole(
+    llama: CausalLM, llama_twin: PlainCausal, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = llama_twin.tokens("", " good" * 64)[0]
+    assert len(ids) == 64  # with the start token 65, the last of which is not read
+    (found,) = continued(llama, [Pair("", " good" * 64)])
+    assert caplog.messages == []
+    np.testing.assert_allclose(found.log_probs, llama_twin.log_probs([0, *ids], 1), atol=1e-5)
+
+
 # The token that begins a document.
+
+
+def test_a_chat_models_separator_begins_the_document(tiny_causal: Callable[..., str]) -> None:
+    folder = tiny_causal("llama", ("<|im_start|>", "<|endoftext|>"))
+    twin = PlainCausal(folder)
+    (found,) = continued(CausalLM(folder), [Pair("", TEXT)])
+    expected = twin.log_probs([1, *twin.tokens("", TEXT)[0]], 1)
+    np.testing.assert_allclose(found.log_probs, expected, atol=1e-5)
 
 
 def test_what_the_tokenizer_puts_before_a_text_begins_the_document(

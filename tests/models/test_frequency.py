@@ -49,6 +49,13 @@ def test_wordfreq_strips_the_marks_of_every_tokenizer(
     assert InverseFrequency.from_wordfreq(tokenizer).weights[WORDS.index("##s")] > 0
 
 
+def test_wordfreq_gives_nothing_to_special_tokens(pegasus: str) -> None:
+    words = load_tokenizer(pegasus)
+    weights = InverseFrequency.from_wordfreq(words).weights
+    assert not weights[words.convert_tokens_to_ids(["<pad>", "</s>", "<mask_1>", "<unk>"])].any()
+    assert weights.any()
+
+
 def test_the_published_table_is_read_and_wordfreq_orders_sentences_as_it_does(
     data_dir: Path, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from asked_models import blank
 from transformers import AutoTokenizer
 
 from ctrlreward.models.causal import BlankOrders, CausalLM
+from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.tasks import Blank, Patterns
 from ctrlreward.models.tokenization import characters
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
@@ -144,6 +145,11 @@ def test_a_conversational_model_remarks_on_the_users_text(plain: Any) -> None:
 def test_templates_that_can_be_used(plain: Any, template: str, context: str) -> None:
     plain.chat_template = template
     assert asked(plain, BEFORE, "Soup.") == [(context, " good.")]
+
+
+def test_the_turn_of_the_default_model() -> None:
+    turn = "<|im_start|>user\nSoup.<|im_end|>\n<|im_start|>assistant\nIt was"
+    assert asked(load_tokenizer("smollm2-135m"), BEFORE, "Soup.") == [(turn, " good.")]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from transformers import (
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
 )
-from word_models import save_word_bert, word_tokenizer
+from word_models import WORDS, save_word_bert, word_tokenizer
 
 from ctrlreward.models.aligner import RegressionAligner, TokenAligner
 from ctrlreward.models.pairs import encode_pairs
@@ -80,6 +80,21 @@ def test_models_without_a_head_of_their_kind_are_refused(tmp_path: Path) -> None
         folder = save_word_bert(tmp_path / f"{kind.__name__} {head.__name__}", head, labels)
         with pytest.raises(ValueError, match=f"model = '{folder}'"):
             kind(folder)
+
+
+@pytest.mark.parametrize("b_first", [False, True])
+@given(a=st.integers(1, 90), b=st.integers(1, 90), limit=st.integers(5, 24))
+def test_a_pair_is_cut_as_the_tokenizer_cuts_it(
+    by_token: str, b_first: bool, a: int, b: int, limit: int
+) -> None:
+    """Of b while a fits beside the three special tokens, else of the longer one."""
+    tokenizer = AutoTokenizer.from_pretrained(by_token)
+    pair = [" ".join((WORDS * 9)[:n]) for n in (a, b)]
+    (found,) = encode_pairs(tokenizer, [(pair[0], pair[1])], limit, b_first=b_first)
+    of_b = "only_first" if b_first else "only_second"
+    strategy = of_b if a + 3 < limit else "longest_first"
+    whole = tokenizer(*pair[:: -1 if b_first else 1], truncation=strategy, max_length=limit)
+    assert list(found.ids) == whole.input_ids
 
 
 def test_two_texts_of_100_000_words(by_token: str) -> None:

@@ -94,6 +94,14 @@ def test_prefixes_are_prompts_and_a_missing_column_is_named() -> None:
         Reward(with_columns)(["ab"])
 
 
+def test_a_function_sees_the_whole_batch_unless_it_is_pointwise() -> None:
+    def count(texts: list[str]) -> list[int]:
+        return [len(texts)] * len(texts)
+
+    assert Reward(count)(["a", "a"]).total.tolist() == [2, 2]
+    assert Reward(FunctionScorer(count, pointwise=True))(["a", "a"]).total.tolist() == [1, 1]
+
+
 def test_it_pickles_and_may_be_better_when_lower() -> None:
     reward = Reward(FunctionScorer(of_texts, higher_is_better=False))
     assert reward.weights == {"of_texts": -1.0}

@@ -50,18 +50,20 @@ def say(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def pairs(chat: bool) -> Dataset:
-    rows: list[dict[str, Any]] = [
-        {"prompt": prompt + " ", "chosen": good, "rejected": bad}
-        for prompt, good, bad in zip(PROMPTS, ANSWERS, ANSWERS[::-1], strict=True)
-    ]
-    for row in rows if chat else ():
-        row["prompt"] = [say("user", row["prompt"].strip())]
-        row |= {name: [say("assistant", row[name])] for name in ("chosen", "rejected")}
-    return Dataset.from_list(rows)
+def pairs() -> Dataset:
+    return Dataset.from_list(
+        [
+            {
+                "prompt": [say("user", prompt)],
+                "chosen": [say("assistant", good)],
+                "rejected": [say("assistant", bad)],
+            }
+            for prompt, good, bad in zip(PROMPTS, ANSWERS, ANSWERS[::-1], strict=True)
+        ]
+    )
 
 
-def trained(base: str, folder: Path, chat: bool, **options: Any) -> str:
+def trained(base: str, folder: Path, **options: Any) -> str:
     """Train a reward model for a few steps, with a chat template, and save it as TRL does."""
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.chat_template = CHATML
@@ -74,7 +76,7 @@ def trained(base: str, folder: Path, chat: bool, **options: Any) -> str:
             **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False},
             **{"save_strategy": "no", "report_to": "none", "disable_tqdm": True},
         ),
-        train_dataset=pairs(chat),
+        train_dataset=pairs(),
         processing_class=tokenizer,
         **options,
     )
@@ -90,19 +92,14 @@ def base(tiny_causal: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="module")
 def chat_model(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return trained(base, tmp_path_factory.mktemp("chat"), chat=True)
-
-
-@pytest.fixture(scope="module")
-def plain_model(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return trained(base, tmp_path_factory.mktemp("plain"), chat=False)
+    return trained(base, tmp_path_factory.mktemp("chat"))
 
 
 @pytest.fixture(scope="module")
 def adapter(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("lora")
     lora = LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["q_proj", "v_proj"])
-    return trained(base, folder, chat=True, peft_config=lora)
+    return trained(base, folder, peft_config=lora)
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +159,8 @@ def test_rewards_are_the_models_own_alone_and_in_company_padded_on_any_side(
     np.testing.assert_allclose(together, expected, rtol=0, atol=1e-5)
     alone = [scorer.score(samples[[i]])["reward"][0] for i in range(len(samples))]
     np.testing.assert_allclose(alone, expected, rtol=0, atol=1e-5)
+    near = RewardModel(folder, dtype="bfloat16").score(samples)["reward"]
+    np.testing.assert_allclose(near, expected, rtol=0, atol=0.05 * (1 + abs(expected).max()))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for side in ("left", "right"):
         # Transformers itself, padded on a side, and our scores by a tokenizer of that side.
@@ -194,14 +193,14 @@ def test_long_texts_are_cut_at_a_side_with_one_warning(
     assert len(caplog.messages) == 1
 
 
-def test_strings_are_read_as_trl_makes_them(plain_model: str) -> None:
-    """The prompt, the completion and the end token, with which the model was trained."""
-    tokenizer = AutoTokenizer.from_pretrained(plain_model)
+def test_strings_are_read_as_trl_makes_them(chat_model: str) -> None:
+    """The prompt, the completion and the end token."""
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
     prompts = [prompt + " " for prompt in PROMPTS]
     texts = [f"{p}{a}{tokenizer.eos_token}" for p, a in zip(prompts, ANSWERS, strict=True)]
-    model = load("", plain_model)
+    model = load("", chat_model)
     expected = own_rewards(model, tokenizer(texts).input_ids)
-    scorer = RewardModel(plain_model, template="plain")
+    scorer = RewardModel(chat_model, template="plain")
     found = scorer.score(ANSWERS, prompts=prompts)["reward"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     continued = [p + a for p, a in zip(prompts, ANSWERS, strict=True)]
@@ -209,9 +208,9 @@ def test_strings_are_read_as_trl_makes_them(plain_model: str) -> None:
         again = scorer.score(continued, **columns)["reward"]  # type: ignore[arg-type]
         np.testing.assert_allclose(again, expected, atol=1e-5)
     # Without prompts there is no chat to render.
-    automatic = RewardModel(plain_model).score(continued)["reward"]
+    automatic = RewardModel(chat_model).score(continued)["reward"]
     np.testing.assert_array_equal(automatic, found)
-    bare = RewardModel(plain_model, template="{prompt}{completion}").score(ANSWERS, prompts=prompts)
+    bare = RewardModel(chat_model, template="{prompt}{completion}").score(ANSWERS, prompts=prompts)
     expected = own_rewards(model, tokenizer(continued).input_ids)
     np.testing.assert_allclose(bare["reward"], expected, atol=1e-5)
 
@@ -228,12 +227,22 @@ def test_a_pattern_writes_control_tokens_and_texts_do_not(chat_model: str) -> No
     assert abs(read - injected).max() > 1e-3  # a hundred times what rounding does
 
 
+def test_an_answer_goes_on_from_what_the_prompt_has_begun(chat_model: str) -> None:
+    turn = say("user", PROMPTS[0])
+    scorer = RewardModel(chat_model)
+    first, second, again = scorer.score(["It was."] * 3, prompts=[*PROMPTS[:2], [turn]])["reward"]
+    assert abs(first - second) > 1e-3
+    assert first == again
+    begun = scorer.score([" was."], prompts=[[turn, say("assistant", "It")]])["reward"]
+    np.testing.assert_allclose(begun, first, atol=1e-6)
+
+
 @pytest.mark.parametrize("padding", [None, 0, -1])
 def test_the_last_token_is_read_with_and_without_a_padding_token(
-    padding: int | None, plain_model: str, tmp_path: Path
+    padding: int | None, chat_model: str, tmp_path: Path
 ) -> None:
     """Texts that end in the end token, which a tokenizer without padding pads with."""
-    folder = changed_config(plain_model, tmp_path / "model", pad_token_id=padding)
+    folder = changed_config(chat_model, tmp_path / "model", pad_token_id=padding)
     file = tmp_path / "model" / "tokenizer_config.json"
     settings = json.loads(file.read_text())
     settings.pop("pad_token", None)
@@ -268,12 +277,12 @@ def test_several_ratings_have_names(ratings: str) -> None:
         assert np.isnan(values[2])
 
 
-def test_reward_models_compose(chat_model: str, plain_model: str) -> None:
+def test_reward_models_compose(chat_model: str) -> None:
     """Two on one scale and in an ensemble."""
     samples = Samples(ANSWERS, prompts=PROMPTS)
     both = {
         "rm": RewardModel(chat_model)["reward"],
-        "other": RewardModel(plain_model, template="plain")["reward"],
+        "other": RewardModel(chat_model, template="plain")["reward"],
     }
     scales = fit_scales(both, samples)
     least = Reward(both, Minimum(scales))(samples)
