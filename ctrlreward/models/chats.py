@@ -22,10 +22,10 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
     contents = []
     try:
         for message in chat:
-            content = message.get("content") or ""
-            if not isinstance(content, str):
-                content = "".join(part["text"] for part in content if part.get("type") in _TEXT)
-            if role is None or message.get("role") == role:
+            if role in (None, message.get("role")):
+                content = message.get("content") or ""
+                if not isinstance(content, str):
+                    content = "".join(part["text"] for part in content if part.get("type") in _TEXT)
                 contents.append(content)
     except (AttributeError, KeyError, TypeError):
         raise TypeError(
