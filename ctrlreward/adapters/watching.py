@@ -118,9 +118,7 @@ class _WatchedFunction:
         return self._recorded(self.__wrapped__(*args, **kwargs), args, kwargs)
 
     def _recorded(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        names = inspect.signature(self.__wrapped__).parameters if args else ()
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        self._recorder.record(self._index, result, given)
+        self._recorder.record(self._index, result, kwargs, self.__wrapped__, args)
         return result
 
 
@@ -147,12 +145,20 @@ class _Recorder:
     steps: int = 0
     failed: bool = False
 
-    def record(self, index: int, result: Any, given: Mapping[str, Any]) -> None:
+    def record(
+        self,
+        index: int,
+        result: Any,
+        given: Mapping[str, Any],
+        function: Any = None,
+        args: Sequence[Any] = (),
+    ) -> None:
         """Record a call of a function; an error is logged once, and ends the recording."""
         if self.failed:
             return
         try:
-            table = _table(result, given)
+            names = inspect.signature(function).parameters if args else ()
+            table = _table(result, {**dict(zip(names, args, strict=False)), **given})
             with locked(self):
                 whole = self.tables.setdefault(index, {name: [] for name in table})
                 for name, column in table.items():

@@ -180,13 +180,14 @@ class RemoteReward(AnyReward):
 
         def pause(state: tenacity.RetryCallState) -> float:
             error: Any = state.outcome.exception() if state.outcome else None
+            if state.attempt_number == 1:
+                log.warning("waiting for %s: %s", self.url, error)
             return error.wait or backoff(state)
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Transient),
             wait=pause,
             stop=tenacity.stop_before_delay(self.patience),
-            before_sleep=tenacity.before_sleep_log(log, logging.WARNING),
             reraise=True,
         )
         try:

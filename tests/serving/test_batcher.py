@@ -54,24 +54,25 @@ def gathered(reward: Reward, letters: Letters, *requests: Samples, most: int = 1
     return with_batcher(reward, work, most)  # type: ignore[no-any-return]
 
 
-def test_requests_gather_while_the_scorer_is_busy(letters: Letters, reward: Reward) -> None:
-    texts = [f"soup {i}" for i in range(20)]
-    results = gathered(reward, letters, *map(labelled, texts))
-    assert letters.calls == [tuple(texts)]
-    totals = np.concatenate([result.total for result in results])
-    np.testing.assert_array_equal(totals, letters_reward()(labelled(*texts)).total)
+NUMBERS = list(map(str, range(300)))
 
 
-def test_a_large_request_is_its_own_batch(letters: Letters, reward: Reward) -> None:
-    requests = [labelled("a"), labelled(*map(str, range(300))), labelled("b"), labelled("c")]
+@pytest.mark.parametrize(
+    ("requests", "batches"),
+    [
+        ([labelled(f"soup {i}") for i in range(20)], [20]),
+        (
+            [labelled("a"), labelled(*map(str, range(300))), labelled("b"), labelled("c")],
+            [1, 300, 2],
+        ),
+        ([labelled("a"), labelled("b").replace(sources=["c"]), labelled("d")], [2, 1]),
+    ],
+)
+def test_requests_of_equal_columns_gather_while_the_scorer_is_busy(
+    letters: Letters, reward: Reward, requests: list[Samples], batches: list[int]
+) -> None:
     gathered(reward, letters, *requests)
-    assert [len(call) for call in letters.calls] == [1, 300, 2]
-
-
-def test_requests_with_other_columns_are_other_batches(letters: Letters, reward: Reward) -> None:
-    with_source = labelled("noon").replace(sources=["night"])
-    gathered(reward, letters, labelled("soup"), with_source, labelled("moon"))
-    assert letters.calls == [("soup", "moon"), ("noon",)]
+    assert [len(call) for call in letters.calls] == batches
 
 
 rows = st.lists(

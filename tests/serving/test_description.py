@@ -10,31 +10,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from ctrlreward import CTRLEval, Distinct, MeanMinusDeviation, Perplexity, Reward
+from ctrlreward import Distinct, MeanMinusDeviation, Perplexity, Reward
 from ctrlreward.serving import description
 from ctrlreward.serving.description import describe, digest
-
-
-def test_scores_directions_ranges_columns_and_groups_are_those_of_the_scorers() -> None:
-    ctrleval, distinct = CTRLEval(aspects=["attribute_relevance"]), Distinct()
-    reward = Reward(
-        {
-            "relevance": ctrleval["attribute_relevance"],
-            "variety": distinct["distinct_2"],
-            "fluency": (Perplexity()["perplexity"], -0.1),
-        }
-    )
-    described = json.loads(json.dumps(describe(reward), allow_nan=False))
-    components = described["components"].values()
-    assert [c["class"] for c in components] == ["CTRLEval", "Distinct", "Perplexity"]
-    assert [c["score"] for c in components] == ["attribute_relevance", "distinct_2", "perplexity"]
-    assert [c["pointwise"] for c in components] == [True, False, True]
-    assert [c["of_groups"] for c in components] == [False, True, False]
-    assert described["weights"] == {"relevance": 1.0, "variety": 1.0, "fluency": -0.1}
-    assert described["aggregate"] == "weighted"
-    relevance, _, fluency = components
-    assert relevance["required_columns"] == {"labels": "CTRLEval attribute_relevance"}
-    assert (fluency["higher_is_better"], fluency["range"]) == (False, [1.0, None])
 
 
 def block(**options: Any) -> dict[str, Any]:

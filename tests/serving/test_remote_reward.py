@@ -24,6 +24,7 @@ from ctrlreward.adapters import openrlhf, trl
 from ctrlreward.command_line.config_files import read_reward
 from ctrlreward.runs.rescoring_job import total_of
 from ctrlreward.samples import MissingColumn
+from ctrlreward.scorers.base import score
 from ctrlreward.serving.application import served_app
 from ctrlreward.serving.description import describe
 from ctrlreward.serving.remote_reward import OtherReward, RemoteReward, ServerError, ServerLost
@@ -94,6 +95,18 @@ def test_copies_in_other_processes_and_threads_share_the_server(served: RemoteRe
     with ThreadPoolExecutor(8) as threads:
         for batch in threads.map(served, [SAMPLES] * 8):
             np.testing.assert_array_equal(batch.total, expected)
+
+
+def test_components_of_one_scorer_are_one_request(
+    live_server: Callable[..., Any], reward: Reward, letters: Letters
+) -> None:
+    remote = RemoteReward(live_server(reward).url)
+    assert remote["letters"].scorer is remote["length"].scorer
+    found = score(remote.components, Samples(["soup", "soup", ""], labels=["o", "o", "o"])).scores
+    np.testing.assert_array_equal(found["letters"], [1, 1, np.nan])
+    np.testing.assert_array_equal(found["length"], [4, 4, np.nan])
+    assert letters.calls == [("soup",)]  # once, and the repeated text not again
+    remote.release()
 
 
 def test_adapters_take_one(served: RemoteReward, live_server: Callable[..., Any]) -> None:
