@@ -8,6 +8,7 @@ hand first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ctrlreward.adapters._conversion import (
     check_single_samples,
     completions_of,
 )
-from ctrlreward.reward import RewardBatch, RewardLike, as_reward
+from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 
 
@@ -57,23 +58,20 @@ def as_reward_func(
         >>> reward_func(["Reword: broth<eos>"], ["Reword: "], ["soup"])["rewards"]
         tensor([0.6000])
     """
-    return OpenRLHFReward(reward, end_tokens, failed_score, columns)
+    reward = as_reward(reward)
+    check_single_samples(reward, failed_score, ["failed", "rewards"])
+    tokens = (end_tokens,) if isinstance(end_tokens, str) else tuple(end_tokens)
+    return OpenRLHFReward(reward, tokens, failed_score, check_columns(columns, reward))
 
 
+@dataclass(frozen=True, eq=False)
 class OpenRLHFReward:
     """The function of `as_reward_func`: an object instead of a closure, which doesn't pickle."""
 
-    def __init__(
-        self,
-        reward: RewardLike,
-        end_tokens: str | Sequence[str],
-        failed_score: float,
-        columns: Mapping[str, str] | None,
-    ) -> None:
-        self.reward, self.failed_score = as_reward(reward), failed_score
-        self.end_tokens = (end_tokens,) if isinstance(end_tokens, str) else tuple(end_tokens)
-        self.columns = check_columns(columns, self.reward)
-        check_single_samples(self.reward, failed_score, ["failed", "rewards"])
+    reward: AnyReward
+    end_tokens: tuple[str, ...]
+    failed_score: float
+    columns: Mapping[str, str]
 
     def __call__(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
