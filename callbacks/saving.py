@@ -78,7 +78,7 @@ def save_shards(strategy: Any, checkpoint: Any, path: str, storage_options: Any 
 class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
     """Checkpoint callback that keeps what a rule of `ctrlreward.selection` chooses."""
 
-    _writes_last = False
+    _is_sharded = _writes_last = False
     _logged: Mapping[str, torch.Tensor] = {}  # of the checkpoint that this run resumes from
 
     def __init__(self, rule: Any, trainable_only: bool, **options: Any) -> None:
@@ -115,7 +115,8 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that checkpoints and adapters can be written."""
         super().setup(trainer, pl_module, stage)
-        strategy, sharded = type(trainer.strategy).__name__, is_sharded(trainer)
+        strategy = type(trainer.strategy).__name__
+        self._is_sharded = sharded = is_sharded(trainer)
         exports = isinstance(pl_module, AdapterExporter)
         if "://" in str(self.dirpath):
             self.refuse(f"dirpath must be a local folder, got {str(self.dirpath)!r}")
@@ -251,7 +252,7 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
 
         if isinstance(module, AdapterExporter):
             on_rank_zero(lambda: export(module))
-        if is_sharded(trainer):
+        if self._is_sharded:
             strategy.save_checkpoint = partial(save_shards, strategy)
         elif type(strategy.checkpoint_io).__name__ == "TorchCheckpointIO":
             strategy.save_checkpoint = partial(save_file, strategy)

@@ -93,9 +93,13 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     error = mismatch(module, samples) or unclear_input(module, samples)
     if error:
         raise ValueError(error)
+    return complete(module, samples.as_prompts(), repeats, seed)
+
+
+def complete(module: Generator, prompts: Samples, repeats: int, seed: int) -> Samples:
+    """Complete prompts of `Samples.as_prompts` that fit the module; see `generate`."""
     name = getattr(module, "__name__", type(module).__name__)
-    starts = samples.as_prompts()
-    rows = starts[[i for i in range(len(starts)) for _ in range(repeats)]]
+    rows = prompts[[i for i in range(len(prompts)) for _ in range(repeats)]]
     if len(rows) == 0:
         return rows
     completions: Any  # what the module returns, not what it should
@@ -171,13 +175,15 @@ def unclear_input(module: object, samples: Samples) -> str:
 
 
 def generate_across_ranks(module: Generator, prompts: Samples, repeats: int, seed: int) -> Samples:
-    """Share `generate` over the ranks, and return all samples, in its order, on every rank.
+    """Share `complete` over the ranks, and return all samples, in its order, on every rank.
 
     A collective. Rank r completes the rows r, r + number of ranks, and so on, with `seed` + r.
     """
     rank, ranks = rank_and_ranks()
-    share = prompts.as_prompts()[rank::ranks]
-    parts = on_every_rank(lambda: generate(module, share, repeats, seed + rank))
+    if ranks == 1:
+        return complete(module, prompts, repeats, seed)
+    share = prompts[rank::ranks]
+    parts = on_every_rank(lambda: complete(module, share, repeats, seed + rank))
     owners = [i for r in range(ranks) for i in range(r, len(prompts), ranks)]
     order = np.argsort(np.repeat(owners, repeats), kind="stable")
     return Samples.concat(parts)[order.tolist()]

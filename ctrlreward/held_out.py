@@ -166,8 +166,10 @@ class HeldOutScorer:
             generator: A function from prompts to completions without the prompt, or a
                 `TextGenerator` or `SampleGenerator`. Put the model in eval mode first.
         """
-        from ctrlreward.completion import generate_across_ranks
+        from ctrlreward.completion import generate_across_ranks, mismatch
 
+        if error := mismatch(generator, self.samples):
+            raise ValueError(error)
         samples = generate_across_ranks(
             generator, self.prompts, self.generations_per_prompt, self.seed
         )
