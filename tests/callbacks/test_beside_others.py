@@ -10,18 +10,14 @@ import pytest
 import torch
 from counting_module import Counting
 from lightning_choice import (
-    GenerationScorer,
     ModelCheckpoint,
     ParetoCheckpoint,
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
     pl,
-    quiet_trainer,
 )
 from thinned import thinned
-
-from ctrlreward import Samples
 
 pytestmark = [
     pytest.mark.lightning,
@@ -29,11 +25,13 @@ pytestmark = [
 ]
 
 LOSSES = [0.9, 0.5, 0.6, 0.7, 0.8, 0.65]
-QUALITY = [0.1, 0.2, 0.3, 0.2, 0.1, 0.0]  # best at the third validation
+QUALITY = [0.0, 0.1, 0.2, 0.3, 0.2, 0.1, 0.0]  # by step, best at 3
 
 
 class Writer(Counting):
     """Its loss at validation is scripted."""
+
+    batches = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,93 +46,62 @@ class Writer(Counting):
 
     def complete(self, prompts: list[str]) -> list[str]:
         self.scored.append(self.weight.item())
-        return ["a" for _ in prompts]
+        return [f" at {self.trainer.global_step}" for _ in prompts]
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.SGD(self.parameters(), 1.0)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"},
-        }
+        scheduler = {"scheduler": plateau, "monitor": "val_loss"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
 
-def ours(folder: Path, steps: list[int]) -> list[Any]:
-    def quality(completions: list[str]) -> list[float]:
-        steps.append(len(steps))
-        return [QUALITY[len(steps) - 1]] * len(completions)
+@pytest.fixture
+def run(fit, watch):
+    """Function that trains for six epochs with others' callbacks, and ours before or after."""
 
-    prompts = Samples(["one", "two"])
-    return [
-        GenerationScorer({"a": quality}, prompts),
-        ProxyGuard("val_loss", "score/a", "min", "max"),
-        RewardEarlyStopping("score/a", "max", patience=9),
-        RewardCheckpoint("score/a", "max", dirpath=folder / "ours"),
-        ParetoCheckpoint({"score/a": "max", "val_loss": "min"}, dirpath=folder / "front"),
-    ]
+    def train(folder: Path, others: list[Any], place: str, **limits: int) -> tuple[Any, Any]:
+        ours = [
+            watch(QUALITY),
+            ProxyGuard("val_loss", "score/v", "min", "max"),
+            RewardEarlyStopping("score/v", "max", patience=9),
+            RewardCheckpoint("score/v", "max", dirpath=folder / "ours"),
+            ParetoCheckpoint({"score/v": "max", "val_loss": "min"}, dirpath=folder / "front"),
+        ]
+        callbacks = {"without": others, "before": ours + others, "after": others + ours}[place]
+        options = {"check_val_every_n_epoch": 1, "val_check_interval": 1.0, "max_steps": -1}
+        options |= {"default_root_dir": folder, "enable_checkpointing": True, "max_epochs": 6}
+        module = Writer()
+        return fit(module, callbacks, **{**options, **limits}), module
 
-
-def run(
-    folder: Path, theirs: Callable[[Path], list[Any]], place: str, **limits: int
-) -> tuple[Any, list[Any], Any]:
-    module, others = Writer(), theirs(folder)
-    added = [] if place == "without" else ours(folder, [])
-    callbacks = [*added, *others] if place == "before" else [*others, *added]
-    trainer = quiet_trainer(
-        max_epochs=6,
-        **limits,
-        callbacks=callbacks,
-        enable_checkpointing=True,
-        num_sanity_val_steps=0,
-        default_root_dir=folder,
-    )
-    one = torch.utils.data.DataLoader([0])
-    trainer.fit(module, one, one)
-    return trainer, others, module
+    return train
 
 
-def stopping(folder: Path) -> list[Any]:
-    return [pl.callbacks.EarlyStopping("val_loss", patience=2)]
-
-
-def checkpoint(folder: Path) -> list[Any]:
-    name = "{step}-{val_loss:.2f}"
-    return [ModelCheckpoint(folder / "theirs", name, monitor="val_loss", save_top_k=2)]
-
-
-def last(folder: Path) -> list[Any]:
-    return [ModelCheckpoint(folder / "theirs", "{step}")]
-
-
-def averaged(folder: Path) -> list[Any]:
-    return [pl.callbacks.StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=3)]
-
-
-THEIRS = {"stopping": stopping, "best": checkpoint, "last": last, "average": averaged}
-
-
-def facts(trainer: Any, others: list[Any], module: Any, folder: Path) -> dict[str, Any]:
-    """Return the results of the run and the states of Lightning's callbacks."""
-    metrics = {k: v.item() for k, v in trainer.callback_metrics.items() if k == "val_loss"}
-    found: dict[str, Any] = {
-        "steps": trainer.global_step,
-        "rates": module.rates,
-        "weight": module.weight.item(),
-        "metrics": metrics,
-        "files": sorted(path.name for path in (folder / "theirs").glob("*")),
-    }
-    for each in others:
-        state = {k: str(v).replace(str(folder), "") for k, v in each.state_dict().items()}
-        found[type(each).__name__] = state
-    return found
+NAME = "{step}-{val_loss:.2f}"
+THEIRS: dict[str, Callable[[Path], Any]] = {
+    "stopping": lambda folder: pl.callbacks.EarlyStopping("val_loss", patience=2),
+    "best": lambda folder: ModelCheckpoint(folder, NAME, monitor="val_loss", save_top_k=2),
+    "last": lambda folder: ModelCheckpoint(folder, "{step}"),
+    "average": lambda folder: pl.callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=3),
+}
 
 
 @pytest.mark.parametrize(("name", "place"), thinned(THEIRS, ("before", "after")))
-def test_callbacks_of_lightning_do_the_same(name: str, place: str, tmp_path: Path) -> None:
-    expected, found = (
-        facts(*run(folder, THEIRS[name], kind), folder)
-        for folder, kind in ((tmp_path / "plain", "without"), (tmp_path / "with", place))
-    )
+def test_callbacks_of_lightning_do_the_same(name: str, place: str, run, tmp_path: Path) -> None:
+    facts = []
+    for folder, where in ((tmp_path / "plain", "without"), (tmp_path / "with", place)):
+        callback = THEIRS[name](folder / "theirs")
+        trainer, module = run(folder, [callback], where)
+        facts.append(
+            {
+                "steps": trainer.global_step,
+                "rates": module.rates,
+                "weight": module.weight.item(),
+                "loss": trainer.callback_metrics["val_loss"].item(),
+                "files": sorted(path.name for path in (folder / "theirs").glob("*")),
+                "state": str(callback.state_dict()).replace(str(folder), ""),
+            }
+        )
+    expected, found = facts
     assert found == expected
     # Worked out by hand: val_loss is best at step 2, and then does not improve.
     assert expected["steps"] == {"stopping": 4}.get(name, 6)
@@ -142,19 +109,18 @@ def test_callbacks_of_lightning_do_the_same(name: str, place: str, tmp_path: Pat
         assert expected["files"] == ["step=2-val_loss=0.50.ckpt", "step=3-val_loss=0.60.ckpt"]
     if name == "stopping":
         assert expected["rates"] == [1, 1, 1, 0.5]
-    assert sorted(path.name for path in (tmp_path / "with" / "ours").glob("step=*")) == [
-        "step=000003-a=0.300.ckpt"
-    ]
+    kept = [path.name for path in (tmp_path / "with" / "ours").glob("step=*")]
+    assert kept == ["step=000003-v=0.300.ckpt"]
 
 
 @pytest.mark.parametrize(
     ("limits", "stopped"),
     [({}, 3), ({"min_epochs": 5}, 5), ({"min_steps": 4}, 4), ({"min_epochs": 2}, 3)],
 )
-def test_our_stop_waits_for_the_minimum_of_the_trainer(limits, stopped, tmp_path: Path) -> None:
+def test_our_stop_waits_for_the_minimum_of_the_trainer(limits, stopped, run, tmp_path) -> None:
     # val_loss is best at step 2; the first one after it that may stop does.
     stop = RewardEarlyStopping("val_loss", "min", patience=1)
-    trainer, _, _ = run(tmp_path, lambda folder: [stop], "without", **limits)
+    trainer, _ = run(tmp_path, [stop], "without", **limits)
     assert (trainer.global_step, stop.stopped_step) == (stopped, stopped)
     assert stop.stopped_by == "patience_exhausted"
 
@@ -163,11 +129,11 @@ averaging = getattr(pl.callbacks, "EMAWeightAveraging", None)
 
 
 @pytest.mark.skipif(averaging is None, reason="Lightning before 2.6 has no EMAWeightAveraging")
-def test_averaged_weights_are_scored_and_saved(tmp_path: Path) -> None:
+def test_averaged_weights_are_scored_and_saved(run, tmp_path: Path) -> None:
     assert averaging is not None
-    trainer, _, module = run(tmp_path, lambda folder: [averaging(decay=0.5)], "before")
+    trainer, module = run(tmp_path, [averaging(decay=0.5)], "before")
     best = next(each for each in trainer.callbacks if isinstance(each, RewardCheckpoint))
     saved = torch.load(best.best_model_path, weights_only=True)["state_dict"]["weight"].item()
     assert saved == module.scored[2] != 3.0
-    with pytest.raises(Exception, match="List this GenerationScorer before"):
-        run(tmp_path / "other", lambda folder: [averaging(decay=0.5)], "after")
+    with pytest.raises(Exception, match="WeightAveraging"):
+        run(tmp_path / "other", [averaging(decay=0.5)], "after")
