@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.arguments import did_you_mean, positive
+from ctrlreward.arguments import positive
 from ctrlreward.functional.shaping import Moments, constrained_rewards, next_multiplier
 from ctrlreward.ranks import fail_together, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch
@@ -53,9 +53,8 @@ class UsefulRange:
 class RangeMultipliers:
     """Multipliers of the bounds of some ranges, `<range>_low` and `<range>_high`.
 
-    The excess of a mean over its bound, and the distance of a text from it, count in standard
-    deviations of the score over all texts so far, and these as many deviations of the reward: a
-    multiplier means the same for every score.
+    Excesses and distances count in standard deviations of the score over all texts so far, and
+    these as many deviations of the reward: a multiplier means the same for every score.
     """
 
     def __init__(self, ranges: Mapping[str, UsefulRange], rate: float) -> None:
@@ -89,18 +88,15 @@ class RangeMultipliers:
             self.multipliers[side] = state["multipliers"][side]
             self.integrals[side] = state["integrals"][side]
         self.starts = {n: v for n, v in state["starts"].items() if n in self.ranges}
-        known = {n: Moments(**each) for n, each in state["moments"].items() if n in self.moments}
-        self.moments |= known
+        moments = state["moments"].items()
+        self.moments |= {n: Moments(**each) for n, each in moments if n in self.moments}
 
     def check(self, reward: Reward) -> None:
         """Raise a ValueError for a range whose score the reward lacks, or that no text moves."""
         for name in self.ranges:
             component = self.components.get(name) or reward.components.get(name)
             if component is None:
-                raise ValueError(
-                    f"ranges[{name!r}] has no component, and the reward has only "
-                    f"{', '.join(reward.components)}{did_you_mean(name, reward.components)}"
-                )
+                raise ValueError(f"ranges[{name!r}] has no component, nor has the reward")
             if component.scorer.of_groups:
                 raise ValueError(
                     f"ranges[{name!r}] must bound a score of single texts, got {component.name}, "

@@ -182,13 +182,13 @@ class BeforeAfterMixin(CallbackMixin):
         """Generate, score and write the texts before or after training, and time it."""
         started = time.perf_counter()
         folder, repeats = Path(trainer.default_root_dir), self.generations_per_prompt
+        rows = np.repeat(np.arange(len(self.samples)), repeats).tolist()
         whole = whole_weights(cast(torch.nn.Module, trainer.strategy.model))
         with eval_mode(module), trainer.precision_plugin.val_step_context(), torch.no_grad(), whole:
             generator = cast(Generator, module)
             texts = generate_across_ranks(generator, self.prompts, repeats, self.seed)
         sets = {name: texts}
         if name == "before":
-            rows = np.repeat(np.arange(len(self.samples)), repeats).tolist()
             sets |= {other: given[rows] for other, given in self.others.items()}
 
         def score_all() -> None:

@@ -21,9 +21,9 @@ ShapeRewards = Callable[[Samples, RewardBatch, Tensor], Scores]
 class ShapedModule(Protocol):
     """A LightningModule whose rewards can be shaped.
 
-    `shape_rewards` is None, or a function that `RewardShaping` sets. The module then computes
-    advantages from `shape_rewards(samples, scored, lengths)`, float64, shape (n,), NaN if a sample
-    failed, in one call per step. `lengths` are in tokens, shape (n,).
+    `RewardShaping` sets `shape_rewards`, else None. The module then computes advantages from
+    `shape_rewards(samples, scored, lengths)`, in one call per step: float64, shape (n,), NaN if a
+    sample failed. `lengths` are in tokens, shape (n,).
     """
 
     reward: Reward

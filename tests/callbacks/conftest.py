@@ -59,7 +59,6 @@ class Curve(Scorer):
         self.curve = curve
         self.scored: list[Samples] = []
         self.releases = 0
-        self.draws = True
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -69,8 +68,7 @@ class Curve(Scorer):
         }
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        if self.draws:
-            torch.rand(7)  # as loading a model does
+        torch.rand(7)  # as loading a model does
         self.scored.append(samples)
         steps = [int(text.split(" at ")[1].split()[0]) for text in samples.texts]
         value = np.array([self.curve[min(step, len(self.curve) - 1)] for step in steps])

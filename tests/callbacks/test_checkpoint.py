@@ -50,9 +50,8 @@ def test_keeps_the_best_and_the_last(fit, counter, watch, kept) -> None:
 
 
 def test_the_default_folder_is_next_to_the_log(fit, counter, watch, tmp_path) -> None:
-    keeper = RewardCheckpoint("score/v", filename="best-{score/v:.1f}")  # a slash is no folder
-    fit(counter(), [keeper, watch(VALUES)], max_steps=1)
-    assert names(tmp_path / "checkpoints") == ["best-0.1.ckpt", "last.ckpt"]
+    fit(counter(), [RewardCheckpoint("score/v"), watch(VALUES)], max_steps=1)
+    assert names(tmp_path / "checkpoints") == ["last.ckpt", "step=000001-v=0.100.ckpt"]
 
 
 @pytest.mark.lightning
