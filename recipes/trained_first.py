@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock
+from filelock import FileLock
 
 from ctrlreward.models.cache import cache_folder
 
@@ -44,7 +44,11 @@ class TrainedFirst:
         folder = Path(self.folder).expanduser()
         if folder.is_dir():
             return
-        with one_process(folder):
+        # Not next to the folder, which may be deleted.
+        key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
+        lock = cache_folder() / "trainings" / f"{key}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):
             if folder.is_dir():  # another process trained it in the meantime
                 return
             log.warning("%s does not exist: training it with %s", self.folder, self.config)
@@ -55,12 +59,3 @@ class TrainedFirst:
             subprocess.run(command, check=True)
         if not folder.is_dir():
             raise FileNotFoundError(f"{self.config} must write {self.folder}, but has not")
-
-
-def one_process(folder: Path) -> BaseFileLock:
-    """Return the lock that a process holds while it trains the model of a folder."""
-    # Not next to the folder, which may be deleted.
-    key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
-    path = cache_folder() / "trainings" / f"{key}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path)
