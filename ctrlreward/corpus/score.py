@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -130,7 +129,7 @@ def score_file(
     check_suffix(target)
     if target.exists() and Path(input).exists() and target.samefile(input):
         raise ValueError(f"{target} is the input. Choose another file for the scores.")
-    rows, places = read_placed(input, _part_of(shard))
+    rows, places = read_placed(input, shard)
     if by:
         require_column(rows, by)
     samples = to_samples(rows, columns, places, _replacements(label_map))
@@ -175,15 +174,6 @@ def score_file(
     _print_summary(components, scored, scores, np.array(systems))
     if by:
         print(f"Which is better: ctrlreward compare {output} --by {by}")
-
-
-def _part_of(shard: str | None) -> tuple[int, int]:
-    """Return (i, n) of a shard `i/n`, (1, 1) without one."""
-    match = re.fullmatch(r"(\d+)/(\d+)", shard or "1/1")
-    i, n = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= i <= n:
-        raise ValueError(f"shard must be from 1/n to n/n, such as 2/4, got {shard!r}")
-    return i, n
 
 
 def _replacements(label_map: Sequence[str] | None) -> dict[str, str]:

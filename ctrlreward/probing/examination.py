@@ -202,12 +202,13 @@ def _rows(samples: Samples, draw: random.Random) -> list[Sample]:
     completions = [text.strip() for text in samples.completions]
     prompts = samples.prompts or samples.prefixes or samples.texts
     blank = [""] * len(samples)
-    sources, labels = samples.sources or blank, samples.labels or blank
+    rest = prompts, samples.sources or blank, samples.labels or blank
     rows = []
-    for i, completion in enumerate(completions):
+    for i, cells in enumerate(zip(completions, *rest, strict=True)):
+        completion, prompt, source, label = cells
         others = [other for other in completions if other != completion] or [""]
-        prompt = prompts[i] or samples.texts[i]
-        rows.append(Sample(completion, prompt, sources[i], labels[i], draw.choice(others), draw))
+        other = draw.choice(others)
+        rows.append(Sample(completion, prompt or samples.texts[i], source, label, other, draw))
     return rows
 
 

@@ -188,8 +188,8 @@ def rescore(
         replace(each, metrics=row, evidence={**each.evidence, **evidence[each.step]})
         for each, row in zip(run.steps, rows, strict=True)
     ]
-    samples = {**run.samples, **again.samples}
-    return Rescored(run, replace(run, steps=after, modes=modes, samples=samples), new, folder)
+    scored = replace(run, steps=after, modes=modes, samples={**run.samples, **again.samples})
+    return Rescored(run, scored, new, folder)
 
 
 def new_scores(run: StoredRun, reward: AnyReward) -> dict[str, Mode]:

@@ -71,20 +71,19 @@ def read_rows(source: str | Path) -> list[Row]:
     return read_placed(source)[0]
 
 
-def read_placed(source: str | Path, shard: tuple[int, int] = (1, 1)) -> tuple[list[Row], list[str]]:
+def read_placed(source: str | Path, shard: str | None = None) -> tuple[list[Row], list[str]]:
     """Return the rows of a table, and the place of each; by path or by a URL that fsspec opens.
 
     A place is `reviews.jsonl:417`, or the number of a Parquet row; the values of a CSV file are
-    strings. `shard` (i, n) is the i-th of n parts of the rows. A file without rows is a ValueError.
+    strings. The shard `2/4` is the second of four parts of the rows. A file without rows is a
+    ValueError.
     """
     check_suffix(Path(source))
     lines = parse_table(read_bytes(source), str(source), shard)
     return [row for _, row in lines], [f"{source}:{line}" for line, _ in lines]
 
 
-def parse_table(
-    content: bytes, name: str, shard: tuple[int, int] = (1, 1)
-) -> list[tuple[int, Row]]:
+def parse_table(content: bytes, name: str, shard: str | None = None) -> list[tuple[int, Row]]:
     """Return line and cells of each row of a shard, by the suffix of a file's name."""
     lines: list[tuple[int, Row]]
     if name.endswith(".parquet"):
@@ -109,7 +108,7 @@ def parse_table(
 
 
 def parse_csv(
-    text: str, path: Path | str, fill: bool = False, shard: tuple[int, int] = (1, 1)
+    text: str, path: Path | str, fill: bool = False, shard: str | None = None
 ) -> tuple[list[str], list[CsvRow]]:
     """Return the header of a CSV file, and the rows of a shard.
 
@@ -145,9 +144,7 @@ def parse_csv(
     return header, [(line, dict(zip(header, cells, strict=True))) for line, cells in chosen]
 
 
-def parquet_rows(
-    content: bytes, path: str, shard: tuple[int, int] = (1, 1)
-) -> list[tuple[int, Row]]:
+def parquet_rows(content: bytes, path: str, shard: str | None = None) -> list[tuple[int, Row]]:
     """Return number and cells of the rows of a shard; a ValueError names a damaged file."""
     pyarrow, parquet = (import_extra(name, path) for name in ("pyarrow", "pyarrow.parquet"))
     try:
@@ -158,11 +155,12 @@ def parquet_rows(
     return [*enumerate(table.slice(rows.start, rows.stop - rows.start).to_pylist(), rows.start + 1)]
 
 
-def _rows_of(shard: tuple[int, int], rows: int) -> slice:
-    """Return the rows of the i-th of n shards."""
-    i, n = shard
-    if n > max(rows, 1):
-        raise ValueError(f"shard must be at most one of {rows}, the number of rows, got {i}/{n}")
+def _rows_of(shard: str | None, rows: int) -> slice:
+    """Return the rows of a shard, such as `2/4`; all without one."""
+    match = re.fullmatch(r"(\d+)/(\d+)", shard or "1/1")
+    i, n = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= i <= n <= max(rows, 1):
+        raise ValueError(f"shard must be from 1/n to n/n, n at most {rows} rows, got {shard!r}")
     return slice(rows * (i - 1) // n, rows * i // n)
 
 

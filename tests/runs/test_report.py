@@ -344,17 +344,6 @@ def test_the_page_fits(visit: Any, tmp_path: Path, width: int, scheme: str) -> N
     assert bad in ("rgb(185, 28, 28)", "rgb(255, 138, 128)")
 
 
-def test_texts_stand_side_by_side_with_their_changes(visit: Any, tmp_path: Path) -> None:
-    page = visit(gamed_run(tmp_path / "run"))
-    first = page.locator(".items > details").first
-    first.locator("h3").nth(1).wait_for()  # made a moment after the first prompt opens
-    assert first.locator("h3").all_inner_texts() == ["step 10", "step 40 ◆"]
-    assert first.locator("section").last.locator("mark").inner_text() == "is very good, very good"
-    page.get_by_label("all validations").check()
-    first.locator("h3").nth(3).wait_for()
-    assert first.locator("h3").count() == 4
-
-
 def test_hostile_texts_are_only_text(visit: Any, tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run",
