@@ -68,9 +68,28 @@ def pytest_collection_finish() -> None:
     if wandb := sys.modules.get("wandb"):
         # Runs look for inputs of W&B's launch, which no test has: a second of imports.
         wandb.Run._detect_and_apply_job_inputs = lambda run: None
-    gc.collect()
-    gc.freeze()  # what lives to the end: `release` calls `gc.collect` in most tests
+    _freeze()
     start_server()
+
+
+_frozen = 0  # modules that were imported at the last `_freeze`
+
+
+def _freeze() -> None:
+    """Exempt from collections what lives to the end: `release` calls `gc.collect` in most tests."""
+    global _frozen
+    if len(sys.modules) > _frozen + 200:
+        _frozen = len(sys.modules)
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Between files, whose fixtures are gone, exempt what their tests have imported."""
+    yield
+    if nextitem and nextitem.path != item.path:
+        _freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pytest
-
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, Snapshot, StopRule
 from ctrlreward.selection.decider import Decider
 
@@ -270,12 +268,3 @@ OF_TRAINERS = {
 def one_of_each_kind(names: Iterable[str]) -> list[str]:
     """Return the names of cases that a test with a trainer runs."""
     return [name for name in names if name.split(", resumed")[0] in OF_TRAINERS]
-
-
-def names_on_two_ranks(request: pytest.FixtureRequest) -> list[str]:
-    """Return the cases of the tests that will run and have the requested fixture."""
-    items: list[Any] = request.session.items
-    items = [item for item in items if request.fixturename in getattr(item, "fixturenames", ())]
-    parameters = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    names = [given["name"] for given in parameters if given.get("name") in {*CASES, *BY_PROMPT}]
-    return list(dict.fromkeys(names))

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import pickle
-import threading
-import time
-
 import pytest
 import torch
 
 from ctrlreward.models import accelerators
-from ctrlreward.placement import Worker, shared_device
+from ctrlreward.placement import shared_device
 from ctrlreward.scorers import (
     Accuracy,
     AttributeClassifier,
@@ -88,36 +84,3 @@ def test_scorers_say_where_their_models_run() -> None:
     ctrleval.to("cpu")
     assert parts[0].devices == ("cpu",)
     assert Distinct().devices == ()
-
-
-def test_a_worker_runs_calls_in_order_hands_over_errors_and_cancels_what_has_not_started() -> None:
-    before = set(threading.enumerate())
-    worker, go, started = Worker(), threading.Event(), threading.Event()
-
-    def hold() -> bool:
-        started.set()
-        return go.wait(30)
-
-    seen: list[int] = []
-    futures = [worker.submit(seen.append, i) for i in range(50)]
-    worker.close()
-    assert all(future.done() for future in futures)
-    assert seen == [*range(50)]
-    held, later = worker.submit(hold), worker.submit(len, "abc")
-    started.wait(30)
-    closing = threading.Thread(target=worker.close, kwargs={"cancel": True})
-    closing.start()
-    while not later.cancelled():
-        time.sleep(0.001)
-    go.set()
-    closing.join(30)
-    assert held.result() is True
-    assert worker.submit(len, "abc").result(30) == 3  # a new thread
-    with pytest.raises(ZeroDivisionError):
-        worker.submit(lambda: 1 / 0).result(30)
-    copy = pickle.loads(pickle.dumps(worker))
-    assert copy.submit(torch.is_grad_enabled).result(30) is False
-    for each in (worker, copy):
-        each.close()
-    new = set(threading.enumerate()) - before
-    assert not [thread for thread in new if thread.name.startswith("ctrlreward")]
