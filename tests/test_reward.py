@@ -355,7 +355,7 @@ def slow() -> Iterator[tuple[NumberScorer, threading.Event]]:
     score = scorer.score_samples
 
     def waits(samples: Samples) -> dict[str, Scores]:
-        assert allowed.wait(timeout=30)
+        assert allowed.wait(timeout=120)
         return score(samples)
 
     scorer.score_samples = waits
@@ -369,7 +369,7 @@ def test_submit_does_not_block(slow: tuple[NumberScorer, threading.Event]) -> No
     futures = [reward.submit(samples_with([(value, 0.0)])) for value in (1.0, 2.0)]
     assert all(isinstance(future, Future) and not future.done() for future in futures)
     allowed.set()
-    batches: list[RewardBatch] = [future.result(timeout=30) for future in futures]
+    batches: list[RewardBatch] = [future.result(timeout=120) for future in futures]
     assert [batch.total.tolist() for batch in batches] == [[1.0], [2.0]]
     assert [samples.texts[0] for samples in scorer.scored] == ["1.0 0.0", "2.0 0.0"]
     assert len(set(scorer.threads)) == 1  # in order, on the reward's own thread
@@ -389,7 +389,7 @@ def test_release_frees_models_and_thread_until_the_next_call(scorer: NumberScore
     reward.release()  # before the first call
     assert scorer.releases == 1
     others = set(threading.enumerate())
-    first = reward.submit(samples_with([(1.0, 1.0)])).result(timeout=30)
+    first = reward.submit(samples_with([(1.0, 1.0)])).result(timeout=120)
     (worker,) = set(threading.enumerate()) - others
     reward.release()
     assert not worker.is_alive()
