@@ -63,6 +63,7 @@ ONE = {"x": {"a": 1.0}}
         (lambda a, b: paired_difference(a, minus=b, level=1.5), [[1.0], [1.0]], "level"),
         (adjusted_gm, [90.0, 0.8, 40.0], "accuracy"),
         (adjusted_gm, [0.9, [0.8, 71.0], 40.0], "similarity"),
+        (adjusted_gm, [0.9, -1.5, 40.0], "similarity"),
         (adjusted_gm, [0.9, 0.8, 0.5], "perplexity"),
         (checked_thresholds, [(63, 71, 97)], "thresholds"),
         (checked_thresholds, [(63, 71, 97, 97)], "thresholds"),
