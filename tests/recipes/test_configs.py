@@ -34,6 +34,10 @@ OPTIONS = {
         *("--data.init_args.pairs.paraphraser=null", "--data.init_args.pairs.device=cpu"),
         "--data.init_args.pairs.parser=null",
     ],
+    "consistency_smollm2": [
+        *("--model.init_args.layers=2", "--model.init_args.frozen_layers=1"),
+        "--trainer.precision=32-true",
+    ],
     # The words of a tiny policy have no vectors.
     "yelp_smollm2": ["--values.scoring_models.encoder=minilm-l6"],
     "yelp_warm_up_flan_t5": ["--model.init_args.model=t5"],

@@ -389,8 +389,6 @@ def transferred(
             padded = pad_sequence(words, batch_first=True, padding_value=PAD)
             content = networks.encode(padded, lengths, 1 - styles)
             ids, counts = networks.write(styles, content, max_words)
-        written = zip(ids.tolist(), counts.tolist(), strict=True)
-        texts += [
-            tokenizer.decode(row[:n], clean_up_tokenization_spaces=False) for row, n in written
-        ]
+        for row, count in zip(ids.tolist(), counts.tolist(), strict=True):
+            texts.append(str(tokenizer.decode(row[:count], clean_up_tokenization_spaces=False)))
     return texts

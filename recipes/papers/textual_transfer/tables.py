@@ -143,11 +143,9 @@ class TransferReport(pl.Callback):
         if self.references is not None:
             prompts["translations"] = self.references
         outputs: dict[str, dict[str, Samples]] = {file: {} for file in prompts}
-        steps = dict.fromkeys(_CHECKPOINTS, trainer.global_step)
-        last, training = (
-            {k: v.detach().clone() for k, v in module.state_dict().items()},
-            module.training,
-        )
+        steps: dict[str, int | None] = dict.fromkeys(_CHECKPOINTS, trainer.global_step)
+        last = {key: value.detach().clone() for key, value in module.state_dict().items()}
+        training = module.training
         module.eval()
         for name, monitor in _CHECKPOINTS.items():
             state = last

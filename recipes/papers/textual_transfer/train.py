@@ -100,27 +100,20 @@ class StyleLanguageModel(nn.Module):
 class StyleModels:
     """Training of the language models of both styles.
 
-    The paper does not state the sizes; the defaults follow Shen et al. (2017).
+    The paper does not state the sizes; the defaults follow Shen et al. (2017). One in 20 sentences
+    of a style is held out.
 
     Args:
         embedding_size: Width of the word embeddings.
         width: Width of the GRU.
         dropout: Dropout probability of the GRU's inputs and before the output layer.
         epochs: Most epochs; the training ends before if the held-out perplexity rises.
-        batch_size: Sentences per batch.
-        learning_rate: Initial learning rate of Adam, with linear decay to 0.
-        validation_share: Share of a style's sentences for the choice of the epoch.
-        seed: Seed of the weights, the split and the order.
     """
 
     embedding_size: int = 100
     width: int = 500
     dropout: float = 0.5
     epochs: int = 5
-    batch_size: int = 64
-    learning_rate: float = 5e-3
-    validation_share: float = 0.05
-    seed: int = 0
 
     def trained(self, data: TransferSentences) -> list[StyleLanguageModel]:
         """Return the frozen models of style 0 and style 1, of data after `setup`.
@@ -133,8 +126,8 @@ class StyleModels:
     def _trained(self, data: TransferSentences, style: str) -> StyleLanguageModel:
         """Return the model of the epoch with the best held-out perplexity."""
         rows: list[list[int]] = data.tokenizer(data.sentences[style]).input_ids
-        torch.manual_seed(self.seed)
-        count = min(max(1, round(self.validation_share * len(rows))), len(rows) - 1)
+        torch.manual_seed(0)
+        count = min(max(1, round(len(rows) / 20)), len(rows) - 1)
         order = torch.randperm(len(rows)).tolist()
         held_out, kept = ([rows[i] for i in part] for part in (order[:count], order[count:]))
         sizes = self.embedding_size, self.width, self.dropout
@@ -144,8 +137,8 @@ class StyleModels:
         ids = torch.tensor([token for row in kept for token in (*row, EOS)])
         counts = torch.bincount(ids, minlength=len(model.output.bias)).clamp(min=1).float()
         model.output.bias.data.copy_((counts / counts.sum()).log())
-        optimizer = torch.optim.Adam(model.parameters(), self.learning_rate)
-        batches = list(_batches(kept, self.batch_size))
+        optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+        batches = list(_batches(kept, 64))
         decay = LinearLR(optimizer, 1.0, 0.0, total_iters=self.epochs * len(batches))
         best, weights = math.inf, dict[str, Tensor]()
         for epoch in range(1, self.epochs + 1):
@@ -163,10 +156,7 @@ class StyleModels:
             best = perplexity
             weights = {name: value.clone() for name, value in model.state_dict().items()}
         if not weights:
-            raise ValueError(
-                f"the language model of {style} diverges: set a learning_rate below "
-                f"{self.learning_rate:g}"
-            )
+            raise ValueError(f"the language model of {style} diverges")
         model.load_state_dict(weights)
         return model.eval().requires_grad_(False)
 

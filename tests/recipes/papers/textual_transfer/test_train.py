@@ -47,7 +47,7 @@ def data_of(folder: Path, **options: Any) -> TransferSentences:
 
 
 def model_of(folder: Path, kind: Any = TextualTransfer, **options: Any) -> Any:
-    models = StyleModels(embedding_size=5, width=6, epochs=1, validation_share=0.2)
+    models = StyleModels(embedding_size=5, width=6, epochs=1)
     settings = {"lambdas": M7, "style_models": models, "poor_discriminator": None, **SIZES}
     settings["paraphrases"] = str(folder / "pairs")
     return kind(**{**settings, **options})
