@@ -1,6 +1,6 @@
 """Scores as torchmetrics: `update` on each rank, one value over all ranks.
 
-The scorer is not a submodule of its metric: it is neither moved nor copied with it.
+The scorer is neither moved nor copied with its metric.
 
     >>> from ctrlreward import Similarity, WordVectors
     >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6

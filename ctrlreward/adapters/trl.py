@@ -58,9 +58,6 @@ def as_reward_funcs(
 ) -> RewardFuncs:
     """Return one function that returns the reward's total; it needs no `reward_weights`.
 
-    Both `reward_funcs=as_reward_funcs(reward)` and `reward_funcs=[as_reward_funcs(reward), mine]`
-    work.
-
     TRL logs `rewards/<name>/mean` and `/std` of the total, and as means over the samples of all
     ranks `<name>/fail_rate` and `<name>/<component>`, without failed samples.
 

@@ -1,17 +1,12 @@
 """Adapter of a `Reward` to verl's custom reward function (verl 0.9.1).
 
-verl's config names a Python file and a variable in it (`reward.custom_reward_function.path` and
-`.name`). The reward manager decides which function you need:
-
-- `as_async_compute_score` for the managers of verl 0.9 (`naive`, `dapo`), which make many
-  concurrent calls of one sample each. It scores concurrent samples in one batch.
-- `as_compute_score` for managers that wait for one sample at a time; the slowest. `remote` is one,
-  and copies the models into each of `reward.num_workers` processes.
+The managers `naive` and `dapo` make many concurrent calls of one sample each, which
+`as_async_compute_score` scores in one batch; `remote` takes `as_compute_score`.
 
 A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; each component. In verl
-every sample has a reward, and NaN would spread to others. So you have to choose the score of a
-failed sample. A component that failed gets the worst value that the function has returned; before
-the first one the worst end of the score's range if it is finite, else `failed_score`.
+every sample has a reward, and NaN would spread to others: a component that failed gets the worst
+value that the function has returned; before the first one the worst end of the score's range if it
+is finite, else `failed_score`.
 """
 
 from __future__ import annotations

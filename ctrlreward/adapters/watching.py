@@ -43,21 +43,17 @@ def watch(
     """Return the reward function with the same values and exceptions, logged and watched.
 
     Logs each step, a call or 64 calls for one completion, under `watch/`: means of the reward and
-    its components (`watch/component/<name>`), failures, and the statistics of `DriftMonitor`. They
-    go to TRL's log and to a JSONL file. With several ranks, rank 0 writes and tests its own
-    completions. An error of the recording is logged once, and ends it.
-
-    An alarm is a warning in the log of Python, and in `alarms` of the result: the reward has risen,
-    and completions have drifted beyond a tolerance from the first ten steps in length or
-    repetition, or one component carries the rise. Read its example: learning the task, such as
-    longer reasoning, can do both.
+    its components (`watch/component/<name>`), failures, and the statistics of `DriftMonitor`. With
+    several ranks, rank 0 writes and tests its own completions. An alarm of the monitor is a warning
+    in the log of Python, and in `alarms` of the result. An error of the recording is logged once,
+    and ends it.
 
     Args:
         reward: A reward function of TRL (`completions`, `prompts`, columns), verl (`compute_score`)
             or OpenRLHF (`queries`, `prompts`, `labels`), also async; a `Reward`; or a list of
             functions of TRL, whose weighted sum is the reward. Of other functions the first
             argument is the completions, a text or a list.
-        path: The file; an existing one is continued. None for none.
+        path: JSONL file for the metrics, besides TRL's log; an existing one is continued.
         level: Probability of any false alarm in the whole run.
         tolerances: Largest drift that doesn't matter, by statistic: see `DriftMonitor`.
         weights: Weight of each function of a list, as in `GRPOConfig(reward_weights=...)`.

@@ -60,11 +60,10 @@ class _Transient(Exception):
 class RemoteReward(AnyReward):
     """The reward that a server computes (`ctrlreward serve`); usable like a `Reward`.
 
-    Building it opens no connection: names and weights are fetched at their first use, or by `load`,
-    which waits until the server has loaded its models. Copies in other processes share the server,
-    and expect the reward that the original was connected to. A request is repeated, with growing
-    pauses, while the server can't be reached, is loading or is full (503). A component,
-    `remote["relevance"]`, asks the server for the whole reward.
+    It connects at the first use, or by `load`. Copies in other processes expect the reward that the
+    original was connected to. A request is repeated, with growing pauses, while the server can't be
+    reached, is loading or is full (503). A component, `remote["relevance"]`, asks for the whole
+    reward.
 
     Args:
         url: Address of the server: `"http://127.0.0.1:8700"`.
