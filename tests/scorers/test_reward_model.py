@@ -26,12 +26,9 @@ from trl import RewardConfig, RewardTrainer
 
 from ctrlreward import (
     Accuracy,
-    MeanMinusDeviation,
-    Minimum,
     Reward,
     RewardModel,
     Samples,
-    fit_scales,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -275,22 +272,6 @@ def test_several_ratings_have_names(ratings: str) -> None:
     for column, values in enumerate(scores.values()):
         np.testing.assert_allclose(values[:2], [float(row[column]) for row in expected], atol=1e-5)
         assert np.isnan(values[2])
-
-
-def test_reward_models_compose(chat_model: str) -> None:
-    """Two on one scale and in an ensemble."""
-    samples = Samples(ANSWERS, prompts=PROMPTS)
-    both = {
-        "rm": RewardModel(chat_model)["reward"],
-        "other": RewardModel(chat_model, template="plain")["reward"],
-    }
-    scales = fit_scales(both, samples)
-    least = Reward(both, Minimum(scales))(samples)
-    scaled = [(least.components[name] - mean) / size for name, (mean, size) in scales.items()]
-    np.testing.assert_allclose(least.total, np.minimum(*scaled))
-    cautious = Reward(both, MeanMinusDeviation(scales))(samples)
-    assert (cautious.total <= np.mean(scaled, axis=0)).all()
-    assert cautious.components["disagreement"].max() > 0
 
 
 def test_models_of_other_kinds_are_refused(

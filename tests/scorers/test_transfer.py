@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from word_classifiers import FirstWord
 
-from ctrlreward.aggregates import GM
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.samples import Samples
@@ -97,28 +96,3 @@ def test_other_thresholds(quality: TransferQuality) -> None:
     for t4, fluency in ((20.0, 12), (31.0, 1), (32.0, 0), (33.0, 0)):
         gm = TransferQuality(*parts, (63.0, 71.0, 97.0, t4)).score(SAMPLES)["gm"][0]
         assert gm == pytest.approx((27 * 9 * fluency) ** (1 / 3), abs=1e-9)
-
-
-# The second sentence of each pair has its words in disorder, or repeated.
-PAIRS = [
-    ("The soup was warm and the waiter friendly.", "The warm soup was waiter the and friendly."),
-    ("We will gladly come back next year.", "Year gladly will next come we back."),
-    ("The room was clean and quiet.", "Room clean was the quiet and."),
-    ("I would recommend this hotel to my friends.", "I my friends recommend to hotel would this."),
-    ("Good food at a fair price.", "Bad bad bad bad bad."),
-]
-
-
-def test_thresholds_of_the_docs_rank_fluent_sentences_first(
-    quality: TransferQuality, caplog: pytest.LogCaptureFixture
-) -> None:
-    perplexity = Perplexity("smollm2-135m").score([text for pair in PAIRS for text in pair])
-    pp = perplexity["perplexity"]
-    parts = (quality.accuracy, quality.similarity, quality.perplexity)
-    *_, t3, t4 = TransferQuality(*parts, (50, 0, 1000, -998)).thresholds
-    fluent, disfluent = adjusted_gm(1.0, 0.8, pp, (50, 0, t3, t4)).reshape(-1, 2).T
-    assert (fluent > disfluent).all(), pp
-    aggregate = GM((50, 0, 1000, -37), ("accuracy", "similarity", "perplexity"))
-    for _ in range(2):  # most perplexities are below 481: said once
-        aggregate({"accuracy": [1.0] * 3, "similarity": [0.8] * 3, "perplexity": [50, 144, 900]})
-    assert len(caplog.records) == 1
