@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,23 +72,22 @@ def runs_of(kind: str, true: Floats, options: argparse.Namespace) -> list[Floats
     return [simulated(rng, kind, options.prompts, true) for _ in range(options.runs)]
 
 
+def decided(rule: Any, **runs: Floats) -> Iterator[tuple[Any, Any]]:
+    """Yield state and decision of a rule after each validation of a run of metrics by name."""
+    state = rule.start()
+    for k in range(VALIDATIONS):
+        evidence = {name: run[k] for name, run in runs.items()}
+        means = {name: scores.mean() for name, scores in evidence.items()}
+        state, decision = rule.update(state, k, {"proxy": float(k), **means}, evidence=evidence)
+        yield state, decision
+
+
 # Alarms: the scores of a run → whether there is an alarm after each validation.
 
 
 def rule_alarms(**settings: Any) -> Callable[[Floats], list[bool]]:
     rule = AlarmRule("proxy", "y", **settings)
-
-    def alarms(run: Floats) -> list[bool]:
-        state, found = rule.start(), []
-        for k, y in enumerate(run):
-            metrics = {"proxy": float(k), "y": y.mean()}
-            state, decision = rule.update(state, k, metrics, evidence={"y": y})
-            found.append(decision.alarm)
-            if decision.alarm:
-                break
-        return found
-
-    return alarms
+    return lambda run: [decision.alarm for _, decision in decided(rule, y=run)]
 
 
 def three_sigma(run: Floats) -> list[bool]:
@@ -148,19 +147,15 @@ def stop(options: argparse.Namespace) -> None:
         for name, given in settings.items():
             rule, stops = StopRule("y", **{"patience": 3, **given}), []
             for run in runs:
-                state, place = rule.start(), VALIDATIONS
-                for k, y in enumerate(run):
-                    metrics = {"y": y.mean()}
-                    state, decision = rule.update(state, k, metrics, evidence={"y": y})
-                    if decision.stop:
-                        place = k
-                        break
-                stops.append(place)
+                places = [
+                    k for k, (_, decision) in enumerate(decided(rule, y=run)) if decision.stop
+                ]
+                stops.append(min(places, default=VALIDATIONS))
             early = sum(place < peak for place in stops)
             lost = [true.max() - true[: place + 1].max() for place in stops]
-            stopped = sum(place < VALIDATIONS for place in stops)
+            before_end = sum(place < VALIDATIONS for place in stops)
             print(
-                f"| {shape} | {name} | {share(stopped, len(runs))} | {share(early, len(runs))} | "
+                f"| {shape} | {name} | {share(before_end, len(runs))} | {share(early, len(runs))} | "
                 f"{np.mean(lost):.2f} |",
                 flush=True,
             )
@@ -168,10 +163,7 @@ def stop(options: argparse.Namespace) -> None:
 
 def folded(rule: BestRule | ParetoRule, run: Floats, other: Floats) -> Any:
     """Return the state of a rule after a run of two metrics."""
-    state: Any = rule.start()
-    for k, (y, z) in enumerate(zip(run, other, strict=True)):
-        metrics = {"y": y.mean(), "z": z.mean()}
-        state, _ = rule.update(state, k, metrics, evidence={"y": y, "z": z})
+    *_, (state, _) = decided(rule, y=run, z=other)
     return state
 
 
