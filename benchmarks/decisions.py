@@ -153,9 +153,9 @@ def stop(options: argparse.Namespace) -> None:
                 stops.append(min(places, default=VALIDATIONS))
             early = sum(place < peak for place in stops)
             lost = [true.max() - true[: place + 1].max() for place in stops]
-            before_end = sum(place < VALIDATIONS for place in stops)
+            ended = sum(place < VALIDATIONS for place in stops)
             print(
-                f"| {shape} | {name} | {share(before_end, len(runs))} | {share(early, len(runs))} | "
+                f"| {shape} | {name} | {share(ended, len(runs))} | {share(early, len(runs))} | "
                 f"{np.mean(lost):.2f} |",
                 flush=True,
             )
