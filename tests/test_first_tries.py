@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import pytorch_lightning as pl
-from datasets import Dataset
 from numpy.testing import assert_allclose, assert_array_equal
 
 import ctrlreward as cr
-from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity, WordVectors
+from ctrlreward import CTRLEval, Perplexity, Reward, Similarity, WordVectors
 from ctrlreward.callbacks import GenerationScorer
 
 TEXTS = ["good soup", "cold broth"]
@@ -31,37 +29,6 @@ def similarity() -> Similarity:
 @pytest.fixture
 def model(tiny_llama: Callable[[str], str]) -> str:
     return tiny_llama("abcdefghijklmnopqrstuvwxyz .")
-
-
-# Works.
-
-
-@pytest.mark.parametrize(
-    ("data", "columns"),
-    [
-        (Samples(TEXTS, sources=SOURCES), {}),
-        (TEXTS, {"sources": SOURCES}),
-        (tuple(TEXTS), {"sources": tuple(SOURCES)}),
-        (np.array(TEXTS), {"sources": np.array(SOURCES)}),
-        ((text for text in TEXTS), {"sources": iter(SOURCES)}),
-        ([{"text": t, "source": s} for t, s in zip(TEXTS, SOURCES, strict=True)], {}),
-        ([{"text": t, "rating": 3} for t in TEXTS], {"sources": SOURCES}),
-        ({"texts": TEXTS, "sources": SOURCES}, {}),
-        ({"text": TEXTS, "source": SOURCES, "stars": [1, 2]}, {}),
-        (pd.DataFrame({"text": TEXTS, "source": SOURCES, "stars": [1, 2]}), {}),
-        (pd.DataFrame({"texts": TEXTS}), {"sources": pd.Series(SOURCES)}),
-        (Dataset.from_dict({"text": TEXTS, "source": SOURCES, "stars": [1, 2]}), {}),
-    ],
-)
-def test_any_data(similarity: Similarity, data: Any, columns: dict[str, Any]) -> None:
-    alone = [
-        similarity.score([text], sources=source)["similarity"][0]
-        for text, source in zip(TEXTS, SOURCES, strict=True)
-    ]
-    assert len(set(alone)) == 2
-    # A generator can be read once: the reward gets another form of the same samples.
-    scores = similarity.score(data, **columns)["similarity"]
-    assert_array_equal(scores, alone)
 
 
 def test_a_reward_takes_the_same_and_one_string_stands_for_all(similarity: Similarity) -> None:

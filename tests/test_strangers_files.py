@@ -297,9 +297,6 @@ def test_a_run_that_is_read_does_not_run() -> None:
         main(["compare", "first", "second"])
 
 
-# Tables and reports
-
-
 # Names
 
 CONTROLS = "worth\x1b[2J\x9b2J\a\u202e"

@@ -130,18 +130,6 @@ def test_systems_are_scored_apart(capsys: pytest.CaptureFixture[str]) -> None:
         assert [int(line[-3]), int(line[-2])] == [3, int(np.isnan(alone).sum())]
 
 
-def test_outputs_are_joined_to_their_prompts(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        {"prompt": "The view", "completion": "e e"},
-        {"prompt": "The soup", "completion": " "},
-        {"prompt": [{"role": "user", "content": "e?"}], "completion": "e"},
-    ]
-    write(rows)
-    main(["score", "in.jsonl", "out.jsonl", BY_LETTERS])
-    assert [row["letters"] for row in read_rows("out.jsonl")] == [4 / 3, None, 1 / 3]
-    assert "'prompt' and 'completion'" in capsys.readouterr().out
-
-
 def test_labels_of_the_file_are_mapped() -> None:
     write([{"text": "Lovely soup.", "mood": 1}, {"text": "Awful soup.", "mood": 0}])
     options = ["--columns.label", "mood", "--scorers=LexiconSentiment"]
