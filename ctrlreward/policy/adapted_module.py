@@ -143,7 +143,7 @@ class AdaptedModuleMixin(LightningModule):
         self.policy.save_pretrained(str(folder), selected_adapters=["default"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remove the frozen base model from the checkpoint; add the run's seed, and the scale."""
+        """Remove the frozen base weights from the checkpoint; add the run's seed, and the scale."""
         checkpoint["ctrlreward_seed"], checkpoint["ctrlreward_scale"] = self._seed, self._scaling()
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         checkpoint["state_dict"] = {

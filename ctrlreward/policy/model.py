@@ -90,8 +90,7 @@ class LoRA:
 
     Args:
         r: Rank of the adapter. None: 16 (peft: 8).
-        lora_alpha: Scale of the adapter, which is multiplied by lora_alpha / r. None: twice the
-            rank (peft: 8).
+        lora_alpha: The adapter is multiplied by lora_alpha / r. None: twice the rank (peft: 8).
         target_modules: Linear layers to adapt, as in peft: a list of the last parts of their names,
             such as `["q_proj", "v_proj"]`, or a regular expression for full names. `"all-linear"`
             and None: all except the output layer, which is never adapted.
@@ -104,10 +103,6 @@ class LoRA:
         adapter: Folder of a trained LoRA adapter to continue from, as `PolicyTuner.export_adapter`
             or peft's `save_pretrained` writes it; safetensors only. The first four are the
             adapter's and left out. None: a new adapter, which changes nothing at first.
-
-    Raises:
-        ValueError: A number is out of range, the quantisation is unknown, or one of the first four
-            is given with an adapter.
 
     Example:
         >>> LoRA(r=8).scale
@@ -142,12 +137,9 @@ class LoRA:
 def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     """Load a causal or encoder-decoder language model with a new or a trained LoRA adapter.
 
-    `lora` may be peft's configuration of a new adapter, with the defaults of dtype and
-    quantisation. Quantised weights are loaded to the device, others to the CPU.
-
-    Raises:
-        ValueError: The adapter does not fit the model, or has more than low-rank weights of linear
-            layers: checkpoints and exports contain nothing else.
+    Quantised weights are loaded to the device, others to the CPU. A ValueError says that the
+    adapter does not fit the model, or has more than low-rank weights of linear layers: checkpoints
+    and exports contain nothing else.
     """
     options = LoRA() if isinstance(lora, LoraConfig) else lora
     base = load_base(model, options.dtype, options.quantization, device)

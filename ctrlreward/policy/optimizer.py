@@ -33,9 +33,6 @@ class OptimizerConfig:
         gradient_checkpointing: Whether to recompute activations in the backward pass instead of
             keeping them: less memory, more time, the same gradients.
 
-    Raises:
-        ValueError: A number is out of range, or the schedule is unknown.
-
     Example:
         >>> OptimizerConfig(learning_rate=3e-4).warmup_steps
         5

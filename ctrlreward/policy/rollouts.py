@@ -47,9 +47,6 @@ class Generation:
         system: System message of each conversation; None for the default of the template, if any.
         chat_template_kwargs: Further variables of the template, such as `enable_thinking`.
 
-    Raises:
-        ValueError: A number is out of range, or an option of chats is given without `chat`.
-
     Example:
         >>> Generation(num_generations=4, chat=True, system="Answer in one sentence.").temperature
         1.0

@@ -28,7 +28,7 @@ from ctrlreward.policy.objectives import (
 )
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.prompts import read_batch
-from ctrlreward.policy.rollouts import Generation, log_probs
+from ctrlreward.policy.rollouts import Generation, Rollout, log_probs
 from ctrlreward.ranks import gather_values, on_every_rank, rank_and_ranks
 from ctrlreward.reward import RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples, shortened
@@ -40,18 +40,16 @@ _STEPS_WITHOUT_SIGNAL = 3  # before a warning
 class PolicyTunerMixin(AdaptedModuleMixin):
     """Policy-gradient fine-tuning of a causal or encoder-decoder language model with LoRA.
 
-    A batch is `Samples` of prompts (see `Samples.as_prompts`), or a DataLoader's batch of a list
-    of strings, a list of dicts or a `datasets.Dataset`. The policy reads `prompts` and completes
-    each `num_generations` times; the reward scores prefix + completion, with all other columns
-    unchanged. Of a dict or a Dataset, the policy reads `prompt`, and the completion alone is
-    scored, as in TRL; or else `prefix` or `text`, which the text that is scored begins with.
-    Strings are beginnings of texts as well. Other columns that `Samples` does not have are ignored.
+    A batch is `Samples` of prompts, or a DataLoader's batch of strings, dicts or a
+    `datasets.Dataset`. The policy reads `prompts` and completes each `num_generations` times; the
+    reward scores prefix + completion, with all other columns unchanged. Of a dict or a Dataset, the
+    policy reads `prompt`, and the completion alone is scored, as in TRL; or else `prefix` or
+    `text`, which the text that is scored begins with, like a string.
 
     In an encoder-decoder (T5, BART, PEGASUS) the encoder reads the prompt and the decoder generates
     the completion. With `generation.chat` an instruction-tuned model reads each prompt as a user's
-    message; a prompt may also be a conversation (`[{"role": "user", "content": ...}]`), whose
-    system message then takes the place of `generation.system`. In both cases, a batch of strings
-    are prompts with the prefix `""`.
+    message, or a prompt is a conversation (`[{"role": "user", "content": ...}]`) with its own
+    system message. In both cases, strings are prompts with the prefix `""`.
 
     Each rollout makes one update, so the ratio to the policy that sampled is 1, and no clip of PPO,
     GRPO or DAPO binds: each algorithm is REINFORCE with its baseline, scale and aggregation. The
@@ -93,10 +91,6 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         last_rollout: The texts of the last update and their scores; None before the first.
         beta: May change during training.
         shape_rewards: Shapes the rewards (`callbacks.shaping`); None for the total reward.
-
-    Raises:
-        TypeError: An argument is of the wrong class.
-        ValueError: The choices do not fit each other, the reward or the generation.
 
     Example:
         >>> from ctrlreward import Distinct, Reward
@@ -163,24 +157,23 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     def training_step(self, batch: object, batch_idx: int) -> Tensor:
         """Sample completions, score them, and return the loss.
 
-        Raises:
-            RuntimeError: Every sample of the batch failed, or the loss is NaN or infinite.
+        A RuntimeError says that every sample failed, or that the loss is NaN or infinite.
         """
         started = time.perf_counter()
         self.configure_model()
         options, size = self.generation, self.generation.num_generations
         prompts = read_batch(batch, options.chat or self.policy.config.is_encoder_decoder)
         prompts = prompts[[i for i in range(len(prompts)) for _ in range(size)]]
-        sampling_started = time.perf_counter()
+        sampling = time.perf_counter()
         rollout = self.rollout(prompts.prompts or ())
-        sampled = time.perf_counter()
+        sampling = time.perf_counter() - sampling
         samples = prompts.completed(rollout.completions)
         scoring = self.reward.submit(samples)
         with torch.no_grad(), reference_policy(self.policy):  # in eval mode since the rollout
             reference = log_probs(self.policy, rollout, options.temperature)
         waiting = time.perf_counter()
         by_rank = on_every_rank(scoring.result)
-        waited = time.perf_counter() - waiting
+        waiting = time.perf_counter() - waiting
         scored, of_all_ranks = by_rank[rank_and_ranks()[0]], RewardBatch.concat(by_rank)
         if of_all_ranks.failed.all():
             raise RuntimeError(
@@ -188,15 +181,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 "is nothing to learn from. See the scorers' warnings for the reason."
             )
         self.last_rollout = (samples, scored)
-        if self.scale == "components":
-            rewards = self._decoupled(scored)
-        else:
-            shape, lengths = self.shape_rewards, rollout.mask.sum(dim=1)
-            total = scored.total if shape is None else shape(samples, scored, lengths)
-            rewards = torch.from_numpy(total).double()
         # Statistics are over the completions of all ranks; those of one prompt are consecutive.
-        # Float64 keeps the squares of large rewards finite.
-        all_rewards, own = gather_values(rewards)
+        all_rewards, own = gather_values(self._rewards(samples, scored, rollout))
         groups = torch.arange(len(all_rewards)) // size
         advantages = completion_advantages(self.baseline, self.scale, all_rewards, groups)[own]
         self.policy.train()  # the adapter's dropout, and gradient checkpointing
@@ -209,39 +195,59 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             options.max_completion_length,
             self.beta,
         )
-        values = {name: float(value.detach()) for name, value in terms.items()}
-        if not all(on_every_rank(lambda: math.isfinite(values["loss"]))):
+        values = {f"policy/{name}": float(value.detach()) for name, value in terms.items()}
+        if not all(on_every_rank(lambda: math.isfinite(values["policy/loss"]))):
             raise RuntimeError(  # an update would make all weights NaN
                 f"the loss of this step is not finite ({values}), and the policy was not updated. "
                 "Resume from the last checkpoint with a lower optimizer.learning_rate, with "
                 "Trainer(gradient_clip_val=1.0), or in float32. If a reward is extreme, bound it."
             )
-        seconds, sampling = time.perf_counter() - started, sampled - sampling_started
-        metrics = {
-            "time/rollout_share": sampling / seconds,
-            "time/reward_share": waited / seconds,
-            "rollout/tokens_per_second": float(rollout.mask.sum()) / sampling,
-            "rollout/length": float(rollout.mask.sum(dim=1).mean()),
-            "rollout/truncated": 1 - float(rollout.ended.float().mean()),
-        }
-        metrics |= {f"policy/{name}": value for name, value in values.items()}
+        seconds = time.perf_counter() - started
+        values |= {"time/rollout_share": sampling / seconds, "time/reward_share": waiting / seconds}
+        values["rollout/tokens_per_second"] = float(rollout.mask.sum()) / sampling
+        values |= self._reward_metrics(scored, of_all_ranks, all_rewards)
+        self._log_step(values, rollout, bool(advantages.any()))
+        return terms["loss"]
+
+    def _rewards(self, samples: Samples, scored: RewardBatch, rollout: Rollout) -> Tensor:
+        """Return the rewards to learn from, shape (n,), NaN of failed samples.
+
+        In float64, in which the squares of large ones are finite.
+        """
+        if self.scale != "components":
+            shape, lengths = self.shape_rewards, rollout.mask.sum(dim=1)
+            total = scored.total if shape is None else shape(samples, scored, lengths)
+            return torch.from_numpy(total).double()
+        weights = self.reward.weights or {}
+        table = np.stack([scored.components[name] for name in weights], axis=1)
+        table = np.where(scored.failed[:, None], np.nan, table)
+        groups = torch.arange(len(table)) // self.generation.num_generations
+        each = torch.tensor(list(weights.values()))
+        return decoupled_rewards(torch.from_numpy(table), each, groups)
+
+    def _reward_metrics(
+        self, scored: RewardBatch, of_all_ranks: RewardBatch, learned: Tensor
+    ) -> dict[str, float]:
+        """Return the statistics of rewards; `learned` are those of all ranks to learn from."""
+        size = self.generation.num_generations
+        metrics = {f"reward/{name}": each for name, each in of_all_ranks.statistics().items()}
         if size > 1:
             known = torch.from_numpy(np.where(scored.failed, np.nan, scored.total))
-            equal = zero_signal(known, groups[: len(known)])
+            equal = zero_signal(known, torch.arange(len(known)) // size)
             metrics["reward/zero_signal"] = float(equal[::size].float().mean())
         if self.shape_rewards is not None:
-            valid = all_rewards[~all_rewards.isnan()]
+            valid = learned[~learned.isnan()]
             metrics["reward/shaped"] = float(valid.mean())
             deviation = float(valid.std(correction=0)) if len(valid) else math.nan
             metrics["reward/shaped_std"] = deviation
-        metrics |= {f"reward/{name}": each for name, each in of_all_ranks.statistics().items()}
-        self._log_step(metrics, len(rewards), bool(advantages.any()))
-        return terms["loss"]
+        return metrics
 
-    def _log_step(self, metrics: dict[str, float], size: int, has_signal: bool) -> None:
+    def _log_step(self, metrics: dict[str, float], rollout: Rollout, has_signal: bool) -> None:
         """Log the metrics of a step; warn once if several in a row had nothing to learn from."""
+        metrics["rollout/length"] = float(rollout.mask.sum(dim=1).mean())
+        metrics["rollout/truncated"] = 1 - float(rollout.ended.float().mean())
         for name, value in metrics.items():
-            shown = name == "reward/total"
+            shown, size = name == "reward/total", len(rollout.completions)
             self.log(name, value, batch_size=size, prog_bar=shown, sync_dist=True)
         self._without_signal = 0 if has_signal else self._without_signal + 1
         if self._without_signal == _STEPS_WITHOUT_SIGNAL:
@@ -251,15 +257,6 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 "reward/zero_signal is 1, use a reward that distinguishes the completions of a "
                 "prompt, sample more of them, or raise the temperature."
             )
-
-    def _decoupled(self, scored: RewardBatch) -> Tensor:
-        """Return the `decoupled_rewards` of a batch, float64, shape (n,)."""
-        weights = self.reward.weights or {}
-        table = np.stack([scored.components[name] for name in weights], axis=1)
-        table = np.where(scored.failed[:, None], np.nan, table)
-        groups = torch.arange(len(table)) // self.generation.num_generations
-        each = torch.tensor(list(weights.values()))
-        return decoupled_rewards(torch.from_numpy(table), each, groups)
 
     def on_fit_end(self) -> None:
         """Stop the reward's worker and free its models."""
