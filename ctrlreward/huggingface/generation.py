@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, Trainer, TrainerCallback
 from transformers import TrainerControl as Control
 from transformers import TrainerState as State
@@ -222,15 +223,8 @@ class TrainerGenerator:
 
     The tokens of a chat are those of `apply_chat_template`. A prompt of a data set of TRL is read
     as it is written, as in training; another one, by a causal model, without the spaces at its end
-    (`before_space`). A ValueError says why the trainer cannot complete the prompts.
-
-    Args:
-        trainer: The trainer.
-        samples: As in `GenerationScorer`.
-        generation: As in `GenerationScorer`.
-
-    Attributes:
-        samples: The prompts as `Samples`.
+    (`before_space`). The arguments are as in `GenerationScorer`; `samples` then has the prompts as
+    `Samples`. A ValueError says why the trainer cannot complete them.
     """
 
     def __init__(
@@ -348,31 +342,29 @@ class TrainerGenerator:
         tokenizer = getattr(trainer, "_tokenizer", None) or trainer.processing_class
         ids = [self._ids(tokenizer, prompt) for prompt in prompts]
         if self._has_vllm:
-            trainer.vllm_generation.sync_weights()
-            _, new, *_ = trainer.vllm_generation.generate(
-                prompts=ids, images=None, num_generations=1
-            )
+            engine = trainer.vllm_generation
+            engine.sync_weights()
+            _, new, *_ = engine.generate(prompts=ids, images=None, num_generations=1)
             return list(tokenizer.batch_decode(new, skip_special_tokens=True))
         model = trainer.accelerator.unwrap_model(trainer.model)
-        config = self._config(model)
-        texts: list[str] = []
+        config, texts = self._config(model), list[str]()
+        has_encoder = model.config.is_encoder_decoder
+        side = "right" if has_encoder else "left"  # BART counts positions from the left
         padding = tokenizer.eos_token_id if tokenizer.pad_token is None else tokenizer.pad_token_id
         size = trainer.args.per_device_eval_batch_size
         with eval_mode(model), torch.no_grad(), trainer.accelerator.autocast():
             for start in range(0, len(prompts), size):
-                rows = ids[start : start + size]
-                width = max(map(len, rows))
-                padded = [[padding] * (width - len(row)) + row for row in rows]
-                mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+                rows = [torch.tensor(row) for row in ids[start : start + size]]
+                read = pad_sequence(rows, True, padding, side)
+                mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, side)
                 new = model.generate(
-                    input_ids=torch.tensor(padded, device=model.device),
-                    attention_mask=torch.tensor(mask, device=model.device),
+                    input_ids=read.to(model.device),
+                    attention_mask=mask.to(model.device),
                     generation_config=config,
                     synced_gpus=False,  # the ranks may have different numbers of batches
                 )
-                if not model.config.is_encoder_decoder:
-                    new = new[:, width:]
-                texts += tokenizer.batch_decode(new, skip_special_tokens=True)
+                written = new if has_encoder else new[:, read.shape[1] :]
+                texts += tokenizer.batch_decode(written, skip_special_tokens=True)
         return texts
 
     def _ids(self, tokenizer: Any, prompt: str) -> list[int]:

@@ -19,7 +19,6 @@ from ctrlreward.huggingface import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
-from ctrlreward.selection import AlarmRule, BestRule, StopRule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -150,16 +149,3 @@ def test_keys_and_directions_are_checked_before_the_first_step(
     with pytest.raises(ValueError, match=name):
         train(trainer, RewardCheckpoint(*best), scorer_of(trainer))
     assert trainer.state.global_step == 0
-
-
-@pytest.mark.parametrize(
-    "callback",
-    [
-        lambda: RewardEarlyStopping(StopRule("score/a"), patience=2),
-        lambda: RewardCheckpoint(BestRule("score/a"), constraints={"score/b": (0, None)}),
-        lambda: ProxyGuard(AlarmRule("score/a", "score/b"), held_out="score/c"),
-    ],
-)
-def test_a_rule_and_arguments_of_it_are_refused(callback: Callable[[], Any]) -> None:
-    with pytest.raises(TypeError, match="Rule"):
-        callback()

@@ -13,6 +13,7 @@ from fakes import Scripted
 from trainer_runs import SAVING, tiny_trainer, train
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     GenerationConfig,
     Trainer,
@@ -125,6 +126,29 @@ def test_a_space_at_the_end_of_a_prompt_is_read_as_in_training(
             found = generator.generate(generator.samples.as_prompts(), 1, 0)
         assert seen[0]["input_ids"].tolist() == [tokenizer(read).input_ids]
         assert found.prefixes == ("The food ",)
+
+
+def test_an_encoder_reads_each_prompt_from_its_first_position(
+    tiny_bart: str, tmp_path: Path
+) -> None:
+    """BART's positions count padding on the left, by which a batch would change its completions."""
+    found = []
+    for size in (1, 3):
+        trainer = Trainer(
+            AutoModelForSeq2SeqLM.from_pretrained(tiny_bart),
+            TrainingArguments(
+                str(tmp_path), per_device_eval_batch_size=size, report_to=[], use_cpu=True
+            ),
+            processing_class=AutoTokenizer.from_pretrained(tiny_bart),
+        )
+        prompts = ["the soup was cold and the table", "the dog", "a lake"]
+        samples = Samples([""] * 3, prefixes=[""] * 3, prompts=prompts)
+        generator = TrainerGenerator(trainer, samples, {"max_new_tokens": 8, "do_sample": False})
+        assert trainer.model is not None
+        with inputs_seen(trainer.model.get_encoder()) as seen:
+            found.append(generator.generate(samples, 1, 0).texts)
+        assert [row[0] for batch in seen for row in batch["attention_mask"].tolist()] == [1] * 3
+    assert found[0] == found[1]
 
 
 # Settings of generation
