@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import os
 import resource
 from collections.abc import Iterator
@@ -151,17 +150,6 @@ def test_a_full_disk_is_named_and_leaves_the_old_file_and_all_rows(size: int) ->
         for row in rows[len(written) :]:  # with space again
             log.append(row)
         assert log.read() == rows
-
-
-def test_a_disk_without_space_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fsync(file: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fsync)
-    for write in (lambda p: write_whole(p, "x"), lambda p: JsonLog(p).append(1)):
-        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/file'") as raised:
-            write(tmp_path / "file")
-        assert len(raised.value.__notes__) == 1
 
 
 @pytest.mark.parametrize("folder", ["file", "/proc"])  # a file, and a folder without new files
