@@ -75,7 +75,7 @@ def cell(value: float | None, low: float = np.nan, high: float = np.nan) -> str:
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a title and a table."""
-    print(printable(f"\n{title}\n\n{markdown_table(header, rows)}\n"))
+    print(printable(f"\n{title}\n\n{markdown_table(header, rows)}"))
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
