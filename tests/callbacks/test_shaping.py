@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from lightning_choice import (
     MisconfigurationException,
     ReferenceReward,
@@ -224,30 +223,6 @@ def test_a_module_that_cannot_be_shaped_is_an_error(counter, tuner, share, fit) 
 def test_bad_arguments(build: Callable[[], object], argument: str) -> None:
     with pytest.raises((TypeError, ValueError), match=argument):
         build()
-
-
-FILE = f"""
-shaping:
-  class_path: {RewardShaping.__module__}.RewardShaping
-  init_args:
-    clip: [null, 2.0]
-    overlong: {{longest: 64, cache: 16}}
-    reference: {{scale: 10.0}}
-    length_alpha: 0.5
-    ranges: {{similarity: {{low: 0.5, from_start: true}}}}
-    range_rate: 0.2
-"""
-
-
-def test_all_options_from_yaml() -> None:
-    parser = ArgumentParser()
-    parser.add_argument("--shaping", type=pl.Callback)
-    shaping = parser.instantiate_classes(parser.parse_string(FILE)).shaping
-    assert shaping.bounds == (-math.inf, 2.0)
-    assert shaping.overlong == SoftOverlong(64, 16)
-    assert (shaping.reference, shaping.length_alpha) == (ReferenceReward(10.0), 0.5)
-    assert shaping.ranges.ranges == {"similarity": UsefulRange(0.5, from_start=True)}
-    assert shaping.ranges.rate == 0.2
 
 
 # References, length factors, ranges

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -102,6 +101,9 @@ def test_callbacks_advance_no_step_of_the_user(
     assert [row["score/scored_step"] for row in tables] == validated
     texts = [beside.table(row, "score/samples")["data"][0][2] for row in tables]
     assert [text.split()[3] for text in texts] == [str(step) for step in validated]
+    table = beside.table(tables[0], "score/samples")
+    assert table["columns"] == ["prompt", "label", "text", "v", "l"]
+    assert [row[3:] for row in table["data"]] == [[0.25, 0.75]] * 3
     assert [*beside.curve("guard/tested_step", "guard/p_value")] == validated
     assert beside.definitions["guard/alarm"].step_metric == "guard/tested_step"
     assert sum("rollout/samples" in row for row in beside.rows) == 8
@@ -119,37 +121,3 @@ def test_each_begin_of_an_alarm_sends_an_alert(fit: Fit, counter, by_prompt, tmp
     assert [alert.text.split(":")[0] for alert in alerts] == begins
     assert "while score/a since step 1: difference -0.75" in alerts[0].text
     assert {(a.level, a.title) for a in alerts} == {("WARN", "guard: possible reward hacking")}
-
-
-def test_tables_have_all_scores(fit: Fit, counter, watch, tmp_path) -> None:
-    class Writer(counter):
-        """Module whose rollouts have a reward of two components; that of the second text failed."""
-
-        last_rollout: tuple[Samples, RewardBatch] | None = None
-
-        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-            total = np.array([batch_idx + 0.5, np.nan])
-            components = {"relevance": total + 1, "fluency": total - 1}
-            samples = Samples(["good", "bad"], labels=["positive", "negative"])
-            self.last_rollout = samples, RewardBatch(total, components, np.isnan(total), 0.0)
-            return super().training_step(batch, batch_idx)
-
-    callbacks = [watch([0.0, 0.25, float("nan")], "vl"), RolloutSamples(every_n_batches=1)]
-    logger: Any = WandbLogger(save_dir=tmp_path, offline=True)
-    fit(Writer(), callbacks, max_steps=2, logger=logger)
-    run = only_run(tmp_path)
-    rollouts = [row for row in run.rows if "rollout/samples" in row]
-    assert [row["trainer/global_step"] for row in rollouts] == [1, 2]
-    table = run.table(rollouts[1], "rollout/samples")
-    assert table["columns"] == ["label", "text", "relevance", "fluency", "total"]
-    assert table["data"] == [
-        ["positive", "good", 2.5, 0.5, 1.5],
-        ["negative", "bad", None, None, None],
-    ]
-    scored = [row for row in run.rows if "score/samples" in row]
-    assert [row["score/scored_step"] for row in scored] == [1, 2]
-    first, second = (run.table(row, "score/samples") for row in scored)
-    assert first["columns"] == ["prompt", "label", "text", "v", "l"]
-    rows = [[*row[:2], row[2].rsplit(" ", 1)[0], *row[3:]] for row in first["data"]]
-    assert rows[2] == ["Praise: A dog", "negative", "A dog at 1", 0.25, 0.75]
-    assert [row[3:] for row in second["data"]] == [[None, None]] * 3
