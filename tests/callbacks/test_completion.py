@@ -221,7 +221,7 @@ def test_what_would_be_scored_with_its_input_is_refused_before_training(
     for wrong, samples, named in (
         (Silent(), PROMPTS, "complete_samples"),
         (ByHand(), data, "prefixes"),
-        (module, Samples(SOURCES), "prefixes nor prompts"),
+        (module, Samples(SOURCES), "prefixes or prompts"),
     ):
         with pytest.raises((MisconfigurationException, ValueError), match=named):
             run(wrong, samples)

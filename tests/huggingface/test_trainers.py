@@ -171,7 +171,7 @@ def test_seq2seq(tiny_t5: str, tmp_path: Path) -> None:
         processing_class=tokenizer,
     )
     scorer = Scripted(rise_and_fall, trainer, "max")
-    with pytest.raises(ValueError, match="prefixes nor prompts"):
+    with pytest.raises(ValueError, match="prefixes or prompts"):
         GenerationScorer(trainer, {"a": scorer["a"]}, ["the soup"])
     prompts = Samples(["", ""], prefixes=["", ""], prompts=["the soup", "the bus"])
     best, stop = add_all(trainer, prompts, generation={"max_new_tokens": 3})
