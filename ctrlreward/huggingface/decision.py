@@ -315,9 +315,10 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
     saves = True
 
     def __init__(self, metrics: ParetoRule | Mapping[str, str] | Sequence[str]) -> None:
+        given: Any = metrics
         if not isinstance(metrics, ParetoRule | Mapping | str):  # the rule rejects a string
-            metrics = dict.fromkeys(metrics)
-        rule = rule_of(ParetoRule, metrics)
+            given = dict.fromkeys(metrics)
+        rule = rule_of(ParetoRule, given)
         super().__init__(", ".join(rule.metrics), rule)
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
