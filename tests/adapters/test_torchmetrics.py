@@ -173,3 +173,11 @@ def test_sums_stay_exact_in_a_bfloat16_module(letters) -> None:
 def test_directions(letters) -> None:
     metrics = ScoreMean(letters["length"]), FailRate(letters["share"]), ScoreOfAll(letters["share"])
     assert [metric.higher_is_better for metric in metrics] == [False, False, True]
+
+
+@pytest.mark.parametrize("kind", [ScoreMean, FailRate, ScoreOfAll])
+def test_a_module_that_has_a_metric_scripts(kind: type) -> None:
+    module = torch.nn.Linear(1, 1)
+    module.metric = kind(FunctionScorer(lambda texts: [1.0 for _ in texts], pointwise=True))
+    scripted = torch.jit.script(module)
+    assert torch.equal(scripted(torch.ones(1)), module(torch.ones(1)))
