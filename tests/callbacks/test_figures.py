@@ -173,7 +173,7 @@ def test_decisions_follow_the_corpus(run, tmp_path: Path) -> None:
     assert [*keeper.state.candidates] == [2, 3, 4]
     name = f"step=000004-letters={figures[3]:.3f}.ckpt"
     assert [path.name for path in (tmp_path / "best").glob("step=*")] == [name]
-    with pytest.raises(MisconfigurationException, match="lower"):
+    with pytest.raises(MisconfigurationException, match="mode"):
         run(
             {"letters": letters["letters"]},
             RewardCheckpoint("score/corpus/letters_deviation", "max"),
