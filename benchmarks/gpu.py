@@ -39,13 +39,13 @@ from device_cases import CASES, SAMPLES, samples_of
 from random_models import Folders
 from scorer_cost import made
 from side_by_side import machine, quiet
-from step_clock import LightningClock, TimedTuner, now
+from step_clock import LightningClock, now
 from torch.utils.data import DataLoader
 
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples
 from ctrlreward.files import write_whole
 from ctrlreward.models import batching, output_layer
-from ctrlreward.policy import Generation, LoRA
+from ctrlreward.policy import Generation, LoRA, PolicyTuner
 from ctrlreward.recipes.controlled_generation import build_prompts
 
 Row = dict[str, Any]
@@ -184,8 +184,8 @@ def steps(card: Card) -> Cases:
         relevance = CTRLEval(card.folders["llama"], device=card.device)["attribute_relevance"]
         options: Any = {"generation": generation, "lora": LoRA(r=16)}
         reward = Reward({"relevance": relevance})
-        tuner = TimedTuner(card.folders[model], reward, **options)
-        tuner.clock = clock = LightningClock()
+        tuner = PolicyTuner(card.folders[model], reward, **options)
+        clock = LightningClock()
         place: Any = {"accelerator": "gpu", "devices": 1}
         if card.memory:
             from second_device_runs import placed

@@ -9,8 +9,6 @@ import pytorch_lightning as pl
 import torch
 from transformers import TrainerCallback
 
-from ctrlreward.policy import PolicyTuner
-
 
 def now() -> float:
     """Return the time when an accelerator, if there is one, has done all its work."""
@@ -32,13 +30,17 @@ class Clock:
 
 
 class LightningClock(Clock, pl.Callback):
-    """The same, of a trainer of Lightning."""
+    """The same, of a `PolicyTuner`, which logs the shares of sampling and reward."""
 
     def on_train_batch_start(self, *args: Any) -> None:
         self.started = now()
 
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.step.append(now() - self.started)
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        seconds, logged = now() - self.started, trainer.callback_metrics
+        self.step.append(seconds)
+        self.sampling.append(seconds * float(logged["time/rollout_share"]))
+        self.reward.append(seconds * float(logged["time/reward_share"]))
+        self.tokens.append(float(logged["rollout/tokens_per_second"]) * self.sampling[-1])
 
 
 class TransformersClock(Clock, TrainerCallback):
@@ -49,18 +51,3 @@ class TransformersClock(Clock, TrainerCallback):
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.step.append(now() - self.started)
-
-
-class TimedTuner(PolicyTuner):
-    """A tuner that keeps the seconds of sampling and of the reward."""
-
-    clock: Clock
-
-    def _log_step(self, metrics: dict[str, float], size: int, has_signal: bool) -> None:
-        tokens = metrics["rollout/length"] * size
-        sampling = tokens / metrics["rollout/tokens_per_second"]
-        step = sampling / metrics["time/rollout_share"]
-        self.clock.sampling.append(sampling)
-        self.clock.reward.append(metrics["time/reward_share"] * step)
-        self.clock.tokens.append(tokens)
-        super()._log_step(metrics, size, has_signal)

@@ -26,14 +26,14 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from side_by_side import machine, quiet
-from step_clock import Clock, LightningClock, TimedTuner, TransformersClock
+from step_clock import Clock, LightningClock, TransformersClock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from ctrlreward.adapters.trl import as_reward_funcs
 from ctrlreward.command_line.config_files import read_job, resolved
 from ctrlreward.models.sources import resolve
-from ctrlreward.policy import Generation, LoRA, OptimizerConfig
+from ctrlreward.policy import Generation, LoRA, OptimizerConfig, PolicyTuner
 from ctrlreward.recipes.controlled_generation import PromptData, build_prompts, relevance_reward
 
 CONFIG = Path(__file__).parents[1] / "configs/controlled_generation/sentiment_smollm2.yaml"
@@ -63,7 +63,7 @@ class TimedTrainer(GRPOTrainer):
 
 def run_tuner(dtype: str, steps: int, folder: str) -> Clock:
     """Run some steps of the demo."""
-    tuner = TimedTuner(
+    tuner = PolicyTuner(
         MODEL["model"],
         relevance_reward(**MODEL["reward"]["init_args"]),
         beta=MODEL["beta"],
@@ -71,7 +71,7 @@ def run_tuner(dtype: str, steps: int, folder: str) -> Clock:
         optimizer=OptimizerConfig(**MODEL["optimizer"]),
         lora=LoRA(**MODEL["lora"] | {"dtype": dtype}),
     )
-    tuner.clock = clock = LightningClock()
+    clock = LightningClock()
     silent = ("enable_checkpointing", "enable_model_summary", "enable_progress_bar", "logger")
     trainer = pl.Trainer(
         **dict.fromkeys(silent, False),
