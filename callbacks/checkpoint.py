@@ -32,9 +32,12 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         monitor: The `BestRule`, or the logged key of the score.
         mode: As in `BestRule`.
         dirpath: Local folder. Defaults to `checkpoints` in the logger's folder, or in the trainer's
-            `default_root_dir`. Files are named by step and score: `step=000123-quality=0.873.ckpt`.
+            `default_root_dir`.
+        filename: Lightning's template with metric names written out (`"step={step}"`). Defaults to
+            `step=000123-<score>=0.873`, with the part of the key after its last slash.
         save_top_k: `top_k` of `BestRule`; with 0, `last.ckpt` alone is written.
         save_last: Write `last.ckpt`.
+        verbose: Log each decision.
         trainable_only: Leave parameters without `requires_grad` out of every checkpoint.
         settings: Further arguments of `BestRule`: `constraints`, `level`.
 
@@ -60,8 +63,10 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         monitor: str | BestRule = "score/attribute_relevance",
         mode: Mode | None = None,
         dirpath: str | None = None,
+        filename: str | None = None,
         save_top_k: int = 1,
         save_last: bool = True,
+        verbose: bool = False,
         trainable_only: bool = False,
         **settings: Any,
     ) -> None:
@@ -74,11 +79,12 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
             rule,
             trainable_only,
             dirpath=dirpath,
-            filename=f"step={{step:06d}}-{leaf}={{{rule.monitor}:.3f}}",
+            filename=filename or f"step={{step:06d}}-{leaf}={{{rule.monitor}:.3f}}",
             monitor=rule.monitor,
             mode=rule.mode or "max",
             save_top_k=rule.top_k,
             save_last=save_last,
+            verbose=verbose,
         )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 
+from ctrlreward.arguments import positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.wandb_rows import (
     ALIKE,
@@ -64,6 +65,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         generations_per_prompt: Completions per prompt.
         name: Prefix of each logged key. Two such callbacks in one trainer need different names.
         seed: Seed of the generation.
+        every_n_validations: Interval; the n-th validation is the first one to be scored.
 
     Attributes:
         has_new_scores: Whether the last validation logged new scores, not those of the same weights
@@ -95,12 +97,14 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         generations_per_prompt: int = 1,
         name: str = "score",
         seed: int = 0,
+        every_n_validations: int = 1,
     ) -> None:
         super().__init__(scores, samples, generations_per_prompt, name, seed)
+        self.every_n_validations = positive("every_n_validations", every_n_validations)
         self.identity = {"name": self.name}
         self.has_new_scores = False
         self.validations = 0
-        self.last_scored_step = -1
+        self.last_scored_step = self._validated_step = -1
         self.folder: Path | None = None
         self._last_logged: dict[str, float] = {}
         self._loaded_step: int | None = None
@@ -111,6 +115,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             "validations": self.validations,
             "last_logged": dict(self._last_logged),
             "last_scored_step": self.last_scored_step,
+            "validated_step": self._validated_step,
             "by_prompt": {key: table.tolist() for key, table in self.by_prompt.items()},
             "measured": self.measured,
         }
@@ -118,6 +123,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them, but no scores of other prompts."""
         self.validations = state_dict["validations"]
+        self._validated_step = state_dict["validated_step"]
         changed = self.changed_since(state_dict["measured"])
         if changed and state_dict["last_scored_step"] >= 0:
             rank_zero_warn(changed)
@@ -178,8 +184,13 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             return
         self._awaits_validation = False
         step, kind = trainer.global_step, trainer.state.fn
-        if kind == "fit" and step == self.last_scored_step:
+        if kind == "fit" and step == self.last_scored_step:  # the same weights
             log_at_validation(trainer, pl_module, self._last_logged)
+            return
+        if kind == "fit" and step != self._validated_step:
+            self._validated_step = step
+            self.validations += 1
+        if kind == "fit" and self.folder and self.validations % self.every_n_validations:
             return
         if kind != "fit" and self._loaded_step is not None:
             step = self._loaded_step
@@ -193,7 +204,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         log_at_validation(trainer, pl_module, logged)
         self.has_new_scores = True
         if kind == "fit":
-            self.validations += 1
             self.last_scored_step, self._last_logged = step, logged
         else:  # Lightning passes it to the loggers as the step of their row
             pl_module.log("step", float(step), **ALIKE)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from ctrlreward.callbacks.monitoring import DecidingMixin, log_folder, note_decisions
 from ctrlreward.files import (
@@ -205,7 +205,9 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
         step, decision = trainer.global_step, self.decide(trainer)
         if decision is None:
             return
-        if decision.invalid:
+        if self.verbose:
+            rank_zero_info(f"{type(self).__name__} at step {step}: {decision.reason}")
+        elif decision.invalid:
             rank_zero_warn(f"the checkpoint of step {step} is not kept: {decision.reason}")
         dropped = [self._paths.pop(old) for old in decision.dropped]
         if decision.keep:

@@ -49,6 +49,12 @@ def test_keeps_the_best_and_the_last(fit, counter, watch, kept) -> None:
         assert checkpoint["global_step"] == checkpoint["state_dict"]["weight"] == step
 
 
+def test_a_file_name_of_the_users(fit, counter, watch, kept) -> None:
+    keeper = RewardCheckpoint("score/v", dirpath=str(kept), filename="best-{step}", verbose=True)
+    fit(counter(), [keeper, watch(VALUES)], max_steps=5)
+    assert names(kept) == ["best-step=4.ckpt", "last.ckpt"]
+
+
 def test_the_default_folder_is_next_to_the_log(fit, counter, watch, tmp_path) -> None:
     fit(counter(), [RewardCheckpoint("score/v"), watch(VALUES)], max_steps=1)
     assert names(tmp_path / "checkpoints") == ["last.ckpt", "step=000001-v=0.100.ckpt"]

@@ -114,6 +114,17 @@ def test_each_validation_but_the_sanity_check_generates_with_the_same_seed(
     assert (len(scorer.scored), resumed.validations, resumed.last_scored_step) == (5, 5, 5)
 
 
+def test_every_third_validation_also_after_a_resume(fit, counter, curve, watch, tmp_path) -> None:
+    scorer = curve([0.0])
+    trainer = fit(counter(), [watch(scorer, every_n_validations=3)], max_steps=4)
+    trainer.save_checkpoint(tmp_path / "at4.ckpt")
+    resumed = watch(scorer, every_n_validations=3)
+    fit(counter(), [resumed], max_steps=8, ckpt_path=tmp_path / "at4.ckpt")
+    assert [s.texts[0].split()[3] for s in scorer.scored] == ["3", "6"]
+    assert (resumed.validations, resumed.last_scored_step) == (8, 6)
+    assert not resumed.has_new_scores
+
+
 def test_fast_dev_run_scores_two_samples_and_writes_nothing(
     fit, counter, curve, watch, tmp_path
 ) -> None:
