@@ -156,7 +156,7 @@ def test_what_would_be_counted_wrong_is_an_error(letters, kinds) -> None:
     metric.reset()
     metric.update(Samples(["a"]))
     metric.update(Samples(["a"], labels=["x"]))
-    with pytest.raises(ValueError, match="labels"):
+    with pytest.raises(ValueError, match="columns"):
         metric.compute()
 
 
