@@ -50,7 +50,9 @@ def test_keeps_the_best_and_the_last(fit, counter, watch, kept) -> None:
 
 
 def test_a_file_name_of_the_users(fit, counter, watch, kept) -> None:
-    keeper = RewardCheckpoint("score/v", dirpath=str(kept), filename="best-step={step}", verbose=True)
+    keeper = RewardCheckpoint(
+        "score/v", dirpath=str(kept), filename="best-step={step}", verbose=True
+    )
     fit(counter(), [keeper, watch(VALUES)], max_steps=5)
     assert names(kept) == ["best-step=4.ckpt", "last.ckpt"]
 
