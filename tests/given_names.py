@@ -169,6 +169,7 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
     if page == "training.md":
         verl(patch)
     if page == "recipes.md":
+        tiny_data(patch, small)
         the_demos_result(small)
         Path("glove.6B.300d.txt").write_text("soup 0.5 1.0\nwarm 1.0 0.25\n")
         folders = save_judges(Path("judges"), ("food", "good"))

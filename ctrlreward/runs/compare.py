@@ -285,9 +285,10 @@ def _shared_scores(systems: Systems, patterns: Sequence[str]) -> list[str]:
         if items.keys() & second.get(score, {}).keys()
         and any(fnmatchcase(score, pattern) for pattern in patterns)
     ]
-    if not shared:
+    wrong = [p for p in patterns if p != "*" and not any(fnmatchcase(s, p) for s in shared)]
+    if not shared or wrong:
         known = ", ".join(dict.fromkeys([*first, *second]))
-        wanted = "" if "*" in patterns else f" {' or '.join(patterns)}"
+        wanted = f" {' or '.join(wrong)}" if wrong else ""
         have = f"only {known}" if known else "no columns of numbers"
         raise ValueError(
             f"the systems share no score{wanted} of the same items, they have {have}. 'ctrlreward "

@@ -70,7 +70,7 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
         elif name not in (None, key) or name == "text":
             parts = attributes if key == "label" else [name]
             absent = next((part for part in parts if part not in present), name)
-            outputs = ", or outputs without their prompts with --columns.output=COLUMN"
+            outputs = ", or outputs, to be joined to their prompts, with --columns.output=COLUMN"
             raise ValueError(
                 f"{key} is read from the column {absent!r}, but the file has only "
                 f"{', '.join(present)}. Name another column with --columns.{key}=COLUMN"

@@ -167,6 +167,7 @@ def test_stored_samples_of_two_runs(
         ("s.jsonl --by sytem", "'sytem'"),
         ("s.jsonl --by note", "note"),
         ("s.jsonl --by system --metrics nothing", "nothing"),
+        ("s.jsonl --by system --metrics distinct_1 nothing", "nothing"),
         ("s.jsonl --by system --metrics note", "note"),
         ("s.jsonl --by system --id key", "key"),
         ("s.jsonl other.jsonl --id prompt", "prompt"),
