@@ -18,7 +18,7 @@ class Writer(pl.LightningModule):
         super().__init__()
         folder = resolve("smollm2-135m")  # or a local folder or Hugging Face id
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        self.model = AutoModelForCausalLM.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder).train()
 
     def training_step(self, ids, batch_idx):
         return self.model(ids, labels=ids).loss

@@ -166,6 +166,11 @@ def score_file(
             return
         if "outputs" in read:
             print(_joined_line(read, samples))
+        for scorer in scorers:
+            for name in scorer.specs:
+                if scorer[name] not in components.values():
+                    needed = scorer.required_columns([name]).keys() - samples.columns().keys()
+                    print(f"{name} is left out: it needs {', '.join(sorted(needed))}")
         with rows_named(places, read):
             scores = score_parts(scored, samples, log, places, systems)
         added = {name: scores[name] for name in components}
