@@ -25,7 +25,7 @@ from ctrlreward.command_line.terminal import (
 from ctrlreward.failures import rows_named
 from ctrlreward.files import hold, write_whole
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.samples import Samples
+from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.scorers.components import name_components
@@ -170,7 +170,7 @@ def score_file(
             for name in scorer.specs:
                 if scorer[name] not in components.values():
                     needed = scorer.required_columns([name]).keys() - samples.columns().keys()
-                    print(f"{name} is left out: it needs {', '.join(sorted(needed))}")
+                    print(f"{name} is left out: it needs {', '.join(JSON_KEYS[c] for c in needed)}")
         with rows_named(places, read):
             scores = score_parts(scored, samples, log, places, systems)
         added = {name: scores[name] for name in components}

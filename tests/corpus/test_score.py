@@ -113,6 +113,15 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
     assert OneLetter.calls == [1]  # equal texts are scored once
 
 
+def test_a_score_without_its_column_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in.csv").write_text("text\nA good soup.\n")
+    main(["score", "in.csv", "out.csv", "--scorers=LexiconSentiment"])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "left out" in line)
+    assert line.startswith("accuracy ")
+    assert line.endswith(" label")
+    assert read_rows("out.csv")[0].keys() == {"text", "polarity"}
+
+
 def test_systems_are_scored_apart(capsys: pytest.CaptureFixture[str]) -> None:
     """A score that compares texts with each other, and the summary, are of one system each."""
     texts = {"A": ["a", "a bc", ""], "B": ["abcd", "abcde", "abcdef"]}
