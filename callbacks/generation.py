@@ -184,15 +184,16 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             return
         self._awaits_validation = False
         step, kind = trainer.global_step, trainer.state.fn
-        if kind == "fit" and step == self.last_scored_step:  # the same weights
-            log_at_validation(trainer, pl_module, self._last_logged)
-            return
-        if kind == "fit" and step != self._validated_step:
-            self._validated_step = step
-            self.validations += 1
-        if kind == "fit" and self.folder and self.validations % self.every_n_validations:
-            return
-        if kind != "fit" and self._loaded_step is not None:
+        if kind == "fit":
+            if step == self.last_scored_step:  # the same weights
+                log_at_validation(trainer, pl_module, self._last_logged)
+                return
+            if step != self._validated_step:
+                self._validated_step = step
+                self.validations += 1
+            if self.folder and self.validations % self.every_n_validations:
+                return
+        elif self._loaded_step is not None:
             step = self._loaded_step
         prompts = self.prompts if self.folder else self.prompts[:2]
         # Lightning enables mixed precision in its steps, not in this hook.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -166,11 +166,8 @@ def score_file(
             return
         if "outputs" in read:
             print(_joined_line(read, samples))
-        for scorer in scorers:
-            for name in scorer.specs:
-                if scorer[name] not in components.values():
-                    needed = scorer.required_columns([name]).keys() - samples.columns().keys()
-                    print(f"{name} is left out: it needs {', '.join(JSON_KEYS[c] for c in needed)}")
+        for line in _left_out(scorers, components, samples):
+            print(line)
         with rows_named(places, read):
             scores = score_parts(scored, samples, log, places, systems)
         added = {name: scores[name] for name in components}
@@ -202,6 +199,18 @@ def _joined_line(read: Mapping[str, str], samples: Samples) -> str:
     return (
         f"texts are {start!r} and {read['outputs']!r}, with a space where neither has one; {alone}"
     )
+
+
+def _left_out(
+    scorers: Sequence[Scorer], components: Mapping[str, Component], samples: Samples
+) -> Iterator[str]:
+    """Yield a line for each score that is not computed, for want of its columns."""
+    computed = components.values()
+    for component in (scorer[name] for scorer in scorers for name in scorer.specs):
+        if component not in computed:
+            needed = component.scorer.required_columns([component.name])
+            missing = [JSON_KEYS[c] for c in needed if getattr(samples, c) is None]
+            yield f"{component.name} is left out: it needs {', '.join(missing)}"
 
 
 def _require_complete(output: Path, rows: Sequence[Row], names: Sequence[str]) -> None:

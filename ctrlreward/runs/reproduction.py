@@ -73,9 +73,11 @@ def agreement(
     Raises:
         ValueError: Fewer than two runs, or they have no study, metric or system in common.
     """
-    runs = [_of_folder(path) for path in paths if Path(path).is_dir()]
+    runs: list[Results] = []
     for path in paths:
-        if not Path(path).is_dir():
+        if Path(path).is_dir():
+            runs.append(_of_folder(path))
+        else:
             rows, places = read_placed(path)
             runs += [_of_rows(own, at) for own, at in _by_run(rows, places, by, names)]
     if len(runs) < 2:
