@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class Aggregate(ABC):
     """
 
     derived: tuple[str, ...] = ()  # names of the columns of `further`
+    failed: Literal["fail", "skip"] = "fail"  # what becomes of a sample with a NaN score
 
     @abstractmethod
     def check(self, components: Mapping[str, Component]) -> Self:
@@ -35,7 +36,7 @@ class Aggregate(ABC):
 
     @abstractmethod
     def __call__(self, scores: Mapping[str, Scores]) -> Scores:
-        """Return the totals, NaN where a score is, (n,)."""
+        """Return the totals, (n,); NaN where a score is, or if `failed` skips it, where all are."""
 
     def further(self, scores: Mapping[str, Scores]) -> dict[str, Scores]:
         """Return further columns of the batch."""
@@ -119,13 +120,20 @@ class Minimum(Aggregate):
         scales: Component → mean and standard deviation on good texts, as `fit_scales` returns
             them: each score becomes the number of deviations by which it is better than the mean.
             None compares scores as they are, which must be better when higher.
+        failed: "fail": a sample with a NaN score fails. "skip": its other scores count, and it
+            fails if all are NaN.
 
     Raises:
-        ValueError: The scores do not have one scale, or `scales` are of other components.
+        ValueError: The scores do not have one scale, `scales` are of other components, or `failed`
+            is unknown.
     """
 
     scales: Scales | None = None
+    failed: Literal["fail", "skip"] = field(default="fail", kw_only=True)
     signs: Mapping[str, int] = field(default_factory=dict, kw_only=True, repr=False)  # by check
+
+    def __post_init__(self) -> None:
+        one_of("failed", self.failed, ("fail", "skip"))
 
     def check(self, components: Mapping[str, Component]) -> Self:
         """See `Aggregate`."""
@@ -142,19 +150,22 @@ class Minimum(Aggregate):
         return replace(self, signs=signs)
 
     def members(self, scores: Mapping[str, Scores]) -> Scores:
-        """Return the scores on one scale, higher is better, shape (members, n)."""
+        """Return the scores on one scale, higher is better, shape (members, n).
+
+        Those that are skipped are masked.
+        """
         scales = self.scales or dict.fromkeys(self.signs, (0.0, 1.0))
-        return np.stack(
+        table = np.stack(
             [
                 sign * (scores[name] - scales[name][0]) / scales[name][1]
                 for name, sign in self.signs.items()
             ]
         )
+        return np.ma.masked_where(np.isnan(table), table) if self.failed == "skip" else table
 
     def __call__(self, scores: Mapping[str, Scores]) -> Scores:
         """See `Aggregate`."""
-        lowest: Scores = self.members(scores).min(axis=0)
-        return lowest
+        return np.ma.filled(self.members(scores).min(axis=0), np.nan)
 
 
 @dataclass(frozen=True)
@@ -166,7 +177,7 @@ class MeanMinusDeviation(Minimum):
     range that are better when higher.
 
     Args:
-        scales: As in `Minimum`.
+        scales: As in `Minimum`, as is `failed`.
         penalty: λ ≥ 0.
     """
 
@@ -175,6 +186,7 @@ class MeanMinusDeviation(Minimum):
     derived = (DISAGREEMENT,)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         not_negative("penalty", self.penalty)
 
     def check(self, components: Mapping[str, Component]) -> Self:
@@ -186,11 +198,11 @@ class MeanMinusDeviation(Minimum):
 
     def __call__(self, scores: Mapping[str, Scores]) -> Scores:
         """See `Aggregate`."""
-        return mean_minus_deviation(self.members(scores), self.penalty)
+        return np.ma.filled(mean_minus_deviation(self.members(scores), self.penalty), np.nan)
 
     def further(self, scores: Mapping[str, Scores]) -> dict[str, Scores]:
         """Return the standard deviation of the members."""
-        return {DISAGREEMENT: disagreement(self.members(scores))}
+        return {DISAGREEMENT: np.ma.filled(disagreement(self.members(scores)), np.nan)}
 
 
 AGGREGATES: dict[str, type[Aggregate]] = {

@@ -37,7 +37,8 @@ class RewardBatch:
         total: One reward per sample, float64, shape (n,); NaN if it failed.
         components: Each score by name, float64, shape (n,); with a condition the value that counts.
             With `MeanMinusDeviation` also `disagreement`.
-        failed: True where a component is NaN, or the total is NaN or beyond float32, shape (n,).
+        failed: True where a component is NaN, unless the aggregate skips it, or the total is NaN or
+            beyond float32, shape (n,).
         seconds: Wall time of scoring.
         reasons: A judge's reasons by component, n of each.
 
@@ -81,14 +82,19 @@ class RewardBatch:
             reasons={name: [texts[i] for i in kept] for name, texts in self.reasons.items()},
         )
 
+    @property
+    def incomplete(self) -> npt.NDArray[np.bool_]:
+        """True where a sample failed, or a component that the aggregate skips, shape (n,)."""
+        return self.failed | np.isnan([*self.components.values()]).any(axis=0)
+
     def statistics(self) -> dict[str, float]:
         """Return `fail_rate`, in [0, 1], and of the total and each component `<name>` and
         `<name>_std`, mean and standard deviation over the samples that did not fail (NaN if all
-        did).
+        did). The rate counts `incomplete` samples.
         """
-        statistics = {"fail_rate": float(self.failed.mean()) if len(self.failed) else 0.0}
+        statistics = {"fail_rate": float(self.incomplete.mean()) if len(self.failed) else 0.0}
         for name, values in {"total": self.total, **self.components}.items():
-            valid = values[~self.failed]
+            valid = values[~self.failed & ~np.isnan(values)]
             statistics[name] = float(valid.mean()) if len(valid) else np.nan
             statistics[f"{name}_std"] = float(valid.std()) if len(valid) else np.nan
         return statistics
@@ -157,7 +163,7 @@ class Reward(AnyReward):
         given: Name of a component → another one's and a threshold: the component counts only for
             samples where the other one reaches it, and is 0 otherwise (GDPO, Liu et al. 2026, eq.
             8). A loss counts everywhere, so that no sample gains by failing a condition. If the
-            condition fails (NaN), so does the sample.
+            condition fails (NaN), so does the component.
 
     Attributes:
         aggregate: The aggregate, for these components. For others see `AnyReward`.
@@ -237,8 +243,9 @@ class Reward(AnyReward):
         total = np.asarray(self.aggregate(scores), dtype=np.float64)
         if total.shape != (n,):
             raise ValueError(f"aggregate must return shape ({n},), got {total.shape}")
-        valid = np.abs(total) <= LARGEST  # False for NaN
-        failed = ~valid | np.isnan([*scores.values()]).any(axis=0)
+        failed = ~(np.abs(total) <= LARGEST)  # True for NaN
+        if not (isinstance(self.aggregate, Aggregate) and self.aggregate.failed == "skip"):
+            failed |= np.isnan([*scores.values()]).any(axis=0)
         if isinstance(self.aggregate, Aggregate):
             scores |= self.aggregate.further(scores)
         return RewardBatch(np.where(failed, np.nan, total), scores, failed, seconds)

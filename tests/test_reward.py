@@ -23,6 +23,7 @@ from ctrlreward import (
     Samples,
     fit_scales,
 )
+from ctrlreward.adapters.trl import as_reward_funcs
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.reward import as_reward
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
@@ -192,6 +193,32 @@ def test_mean_minus_deviation_and_its_disagreement() -> None:
     assert reward.derived == ("disagreement",)
     again = pickle.loads(pickle.dumps(reward))(["1 3 0"])
     assert again.total.tolist() == [1.5]
+
+
+@pytest.mark.parametrize("kind", ["min", "mean_minus_deviation"])
+def test_a_failed_member_fails_the_sample_or_is_skipped(kind) -> None:
+    rows = ["3 1 0", "nan 2 0", "4 nan 0", "nan nan 0"]
+    members = judges("first", "second")
+    assert np.isnan(Reward(members, kind)(rows).total).tolist() == [False, True, True, True]
+    aggregate = Minimum(failed="skip")
+    expected = [1.0, 2.0, 4.0, np.nan]
+    if kind != "min":
+        aggregate = MeanMinusDeviation(failed="skip", penalty=0.5)
+        expected = [2 - 0.5 * 1.0, 2.0, 4.0, np.nan]
+    batch = Reward(members, aggregate)(rows)
+    assert type(batch.total) is np.ndarray
+    np.testing.assert_array_equal(batch.total, expected)
+    assert batch.failed.tolist() == [False, False, False, True]
+    assert batch.incomplete.tolist() == [False, True, True, True]
+    statistics = batch.statistics()
+    assert statistics["fail_rate"] == 0.75
+    assert (statistics["first"], statistics["second"]) == (3.5, 1.5)
+    logged: list[tuple[str, float]] = []
+    (func,) = as_reward_funcs(Reward(members, aggregate))
+    func([""] * 4, rows, log_metric=lambda name, value: logged.append((name, value)))
+    assert np.isfinite([value for _, value in logged]).all()
+    with pytest.raises(ValueError, match="failed"):
+        Minimum(failed="drop")
 
 
 def test_scales_are_mean_and_deviation_on_sound_texts() -> None:

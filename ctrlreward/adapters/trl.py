@@ -183,8 +183,11 @@ class _RewardFunc:
         if (log_extra := given.get("log_extra")) is not None:
             for component, column in rewards.components.items():
                 log_extra(f"{self.name}/{component}", column)
-        valid = {name: values[~batch.failed] for name, values in batch.components.items()}
-        self.log({**valid, "fail_rate": batch.failed}, given)
+        valid = {
+            name: values[~batch.failed & ~np.isnan(values)]
+            for name, values in batch.components.items()
+        }
+        self.log({**valid, "fail_rate": batch.incomplete}, given)
         return rewards
 
     def log(self, columns: Mapping[str, npt.NDArray[Any]], given: Mapping[str, Any]) -> None:
