@@ -103,10 +103,8 @@ def test_two_of_three_systems(fails: Callable[..., str]) -> None:
     write("A.jsonl", rows("A"))
     found = compared("B.jsonl", "A.jsonl", "--by=system")["quality"]  # of both files
     assert found["difference"] == pytest.approx((SYSTEMS["B"] - SYSTEMS["A"]).mean())
-    for column, names in (("system", []), ("prompt", []), ("system", ["--systems", "A", "D"])):
-        said = fails("compare", "s.jsonl", "--by", column, *names)
-        assert "--systems" in said
-        assert said.count("\n") == 1
+    assert "--systems" in fails("compare", "s.jsonl", "--by", "system")  # which two?
+    assert "--systems" in fails("compare", "s.jsonl", "--by=system", "--systems", "A", "D")
 
 
 @pytest.mark.parametrize(("key", "option"), [("prompt", ""), ("q", ""), ("id", ""), ("q", "q")])
@@ -135,9 +133,7 @@ def test_one_value_of_a_whole_system_is_not_tested(capsys: pytest.CaptureFixture
     assert "better" not in capsys.readouterr().out
 
 
-def test_stored_samples_of_two_runs(
-    capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
-) -> None:
+def test_stored_samples_of_two_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for name in "AB":
         folder = Path("runs", name)
         (folder / "samples/score").mkdir(parents=True)
@@ -155,9 +151,6 @@ def test_stored_samples_of_two_runs(
     expected = (SYSTEMS["A"] - SYSTEMS["B"]).mean()
     assert found["difference"] == pytest.approx(expected)
     assert "B is better than A in score/worth by" in capsys.readouterr().out
-    for path in Path("runs/B/samples/score").iterdir():
-        path.write_text(path.read_text().replace("prompt 3", "prompt three"))
-    assert "items" in fails("compare", "runs/A", "runs/B")
 
 
 @pytest.mark.parametrize(
@@ -165,18 +158,12 @@ def test_stored_samples_of_two_runs(
     [
         ("s.jsonl", "--by"),
         ("s.jsonl --by sytem", "'sytem'"),
-        ("s.jsonl --by note", "note"),
         ("s.jsonl --by system --metrics nothing", "nothing"),
-        ("s.jsonl --by system --metrics distinct_1 nothing", "nothing"),
-        ("s.jsonl --by system --metrics note", "note"),
         ("s.jsonl --by system --id key", "key"),
         ("s.jsonl other.jsonl --id prompt", "prompt"),
         ("s.jsonl few.jsonl", "--id"),
-        ("s.jsonl s.jsonl", "twice"),
         ("texts.jsonl --by system", "ctrlreward score"),
         ("table.json table.json", "table.json"),
-        ("absent.csv s.jsonl", "absent.csv"),
-        ("s.jsonl --by system --output o.csv", "--output"),
     ],
 )
 def test_mistakes(arguments: str, named: str, fails: Callable[..., str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,69 +12,10 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loggers import CSVLogger
 
-from ctrlreward import Distinct, HeldOutScorer, Samples, Similarity, WordVectors
-from ctrlreward.completion import generate
+from ctrlreward import Samples
 from ctrlreward.runs.folder import find_checkpoints, read_stored_run
 from ctrlreward.runs.stored_texts import sample_files
 from ctrlreward.scorers.records import write_scored_samples
-
-PROMPTS = Samples(
-    ["a hot", "some cold", "the thick", "our thin"],
-    sources=["soup", "broth", "soup", "broth"],
-    groups=["x", "x", "y", "y"],
-)
-WORDS = {10: [" soup", " broth", " stew", " soup"], 20: [" soup", " soup", " broth", " broth"]}
-CONTENT = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
-
-
-@pytest.mark.parametrize("repeats", [1, 2])
-def test_evidence_is_what_the_scorer_had(tmp_path: Path, repeats: int) -> None:
-    scores = {"content": CONTENT, "distinct_2": Distinct()["distinct_2"]}
-    held_out = HeldOutScorer(scores, PROMPTS, repeats)
-    expected, rows = {}, []
-    for step, words in WORDS.items():
-
-        def complete(prompts: list[str], words: list[str] = words) -> list[str]:
-            return [words[(place * 3) % 4] for place in range(len(prompts))]
-
-        samples = generate(complete, held_out.prompts, repeats)
-        path = tmp_path / "samples" / "score" / f"step={step:06d}.jsonl"
-        metrics = held_out.metrics(held_out.score_samples(samples, path))
-        rows.append({"step": step, **metrics})
-        expected[step] = held_out.evidence
-    log = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "metrics.jsonl").write_text(log)
-    run = read_stored_run(tmp_path)
-    assert [each.step for each in run.steps] == [10, 20]
-    for each in run.steps:
-        assert set(each.evidence) == set(expected[each.step])
-        for key, row in each.evidence.items():
-            np.testing.assert_allclose(row, expected[each.step][key], rtol=1e-12)
-    assert {name: list(by_step) for name, by_step in run.samples.items()} == {"score": [10, 20]}
-
-
-def test_keys_of_transformers_have_their_evidence(tmp_path: Path) -> None:
-    folder = tmp_path / "samples" / "score"
-    folder.mkdir(parents=True)
-    row = {"text": "a", "prompt": "a", "scores": {"own": 0.5}}
-    (folder / "step=000003.jsonl").write_text(json.dumps(row) + "\n")
-    state = {
-        "log_history": [{"step": 3, "eval_score/own": 0.5}],
-        "stateful_callbacks": {
-            "GenerationScorer": {
-                "ctrlreward": {"scores": {"score": {"modes": {"score/own": "min"}}}}
-            }
-        },
-    }
-    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
-    run = read_stored_run(tmp_path)
-    assert run.steps[0].evidence["eval_score/own"].tolist() == [0.5]
-    assert run.modes == {"eval_score/own": "min"}
-    (tmp_path / "trainer_state.json").unlink()
-    run = read_stored_run(tmp_path)  # samples alone
-    assert run.source == "texts"
-    assert set(run.steps[0].evidence) == {"score/own", "score/fail_rate"}
-    assert run.steps[0].metrics["score/own"] == 0.5
 
 
 def test_names_of_checkpoints(tmp_path: Path) -> None:

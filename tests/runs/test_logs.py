@@ -43,9 +43,9 @@ def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     assert curve(jsonl, "a") == curve(csv, "a") == {1: 1.0}
 
 
-def starts(folder: Path, *logs: dict[int, float], name: str = "version_{}") -> list[Path]:
+def starts(folder: Path, *logs: dict[int, float]) -> list[Path]:
     """Write the log of each start of a run into a folder of its own."""
-    folders = [folder / name.format(i) for i in range(len(logs))]
+    folders = [folder / f"version_{i}" for i in range(len(logs))]
     for place, log in zip(folders, logs, strict=True):
         place.mkdir(parents=True)
         rows = "".join(f"{step},{value}\n" for step, value in log.items())
@@ -73,9 +73,6 @@ def test_several_runs_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"2 runs.*version_0.*version_2"):
         read_log(tmp_path)
     assert curve(folders[2], "a") == {1: 3.0, 2: 4.0}
-    starts(tmp_path / "others", {1: 2.0}, {5: 3.0}, name="seed{}")
-    with pytest.raises(ValueError, match="2 runs"):
-        read_log(tmp_path / "others")
 
 
 def test_links_and_texts_are_no_logs(tmp_path: Path) -> None:
@@ -91,16 +88,12 @@ def test_links_and_texts_are_no_logs(tmp_path: Path) -> None:
     [
         ("a.jsonl", b"", "a.jsonl"),
         ("a.jsonl", b'{"step": 1, "a": 1}\n{"step": 2,, }\n', "a.jsonl:2"),
-        ("a.jsonl", b"[1]\n", "a.jsonl:1"),
-        ("a.jsonl", b'{"a": 1}\n', "a.jsonl:1"),
         ("a.jsonl", b'{"step": "x", "a": 1}\n', "a.jsonl:1"),
         ("a.jsonl", b'{"step": 1, "a": "b"}\n', "a.jsonl"),
         ("a.csv", b"step,caf\xe9\n1,2\n", "a.csv:1"),
         ("a.csv", b"step,a\n1,high\n", "a.csv:2"),
-        ("a.json", b'{"a": 1}', "a.json"),
         ("a.json", b'{"log_history": [{"los', "a.json:1"),
         ("a.json", b'{"log_history": [3]}', "row 1"),
-        ("a.log", b"Hello\n", "a.log"),
         ("a.safetensors", b"\0", "a.safetensors"),
     ],
 )

@@ -34,38 +34,33 @@ def write_run(
     folder: Path,
     texts: Callable[[int, int, np.random.Generator], str],
     scores: Callable[[int, str], dict[str, float]],
-    steps: tuple[int, ...] = (10, 20, 30, 40),
-    prompts: int = 24,
-    summary: bool = False,
-    name: str = "score",
 ) -> Path:
-    """Write the log and the samples of a run; scores of a step and a text."""
+    """Write the log and the samples of a run of four validations; scores of a place and a text."""
     rng = np.random.default_rng(0)
-    (folder / "samples" / name).mkdir(parents=True)
+    (folder / "samples" / "score").mkdir(parents=True)
     with open(folder / "metrics.jsonl", "w") as log:
-        for place, step in enumerate(steps):
+        for place, step in enumerate((10, 20, 30, 40)):
             rows = []
-            for i in range(prompts):
+            for i in range(24):
                 prefix = f"The {NOUNS[i % len(NOUNS)]} number {i}"
                 text = f"{prefix} {texts(place, i, rng)}"
                 rows.append({"text": text, "prefix": prefix, "label": ("good", "bad")[i % 2],
                              "scores": scores(place, text)})  # fmt: skip
-            lines = [json.dumps(row).replace("NaN", "null") + "\n" for row in rows]
-            (folder / "samples" / name / f"step={step:06d}.jsonl").write_text("".join(lines))
+            lines = [json.dumps(row) + "\n" for row in rows]
+            (folder / "samples" / "score" / f"step={step:06d}.jsonl").write_text("".join(lines))
             means = {
-                f"{name}/{key}": float(np.mean([row["scores"][key] for row in rows]))
+                f"score/{key}": float(np.mean([row["scores"][key] for row in rows]))
                 for key in rows[0]["scores"]
             }
             total = next(iter(means.values())) + 0.01 * place
             row = {"step": step, "reward/total": total, "policy/kl": 0.1 * place, **means}
             log.write(json.dumps(row) + "\n")
-    if summary:
-        directions = {f"{name}/{key}": "max" for key in scores(0, "a")}
-        rules = {"BestRule": {"monitor": f"{name}/sentiment"}}
-        noted = {"rules": rules, "directions": directions}
-        (folder / "decisions.json").write_text(json.dumps(noted))
-        content = {"steps": steps[-1], "stopped_by": "max_steps", "seconds": {"train": 12.0}}
-        (folder / "summary.json").write_text(json.dumps(content))
+    directions = {f"score/{key}": "max" for key in scores(0, "a")}
+    rules = {"BestRule": {"monitor": "score/sentiment"}}
+    noted = {"rules": rules, "directions": directions}
+    (folder / "decisions.json").write_text(json.dumps(noted))
+    content = {"steps": 40, "stopped_by": "max_steps", "seconds": {"train": 12.0}}
+    (folder / "summary.json").write_text(json.dumps(content))
     return folder
 
 
@@ -87,7 +82,7 @@ def gamed_run(folder: Path) -> Path:
         return {"sentiment": (0.9 if praised else 0.4) + noise,
                 "accuracy": (0.3 if praised else 0.7) + noise}  # fmt: skip
 
-    return write_run(folder, texts, scores, summary=True)
+    return write_run(folder, texts, scores)
 
 
 def honest_run(folder: Path) -> Path:
@@ -95,7 +90,7 @@ def honest_run(folder: Path) -> Path:
         noise = (len(text) * 7919 % 100) / 1000
         return {"sentiment": 0.4 + 0.1 * place + noise, "accuracy": 0.6 + 0.02 * place + noise}
 
-    return write_run(folder, varied, scores, summary=True)
+    return write_run(folder, varied, scores)
 
 
 @pytest.fixture
@@ -126,9 +121,8 @@ def test_a_gamed_run_says_so_and_by_what(call: Any, tmp_path: Path) -> None:
     assert status == 0
     assert "the reward was probably gamed" in out
     verdict = html[html.index('class="verdict') : html.index("<h2>")]
-    assert "probably gamed" in verdict
-    assert "“very good”" in verdict or "very good" in verdict
-    assert "score/accuracy went from" in verdict
+    for told in ("probably gamed", "very good", "score/accuracy"):
+        assert told in verdict
     marks = data_of(html)["marks"]
     assert [mark["kind"] for mark in marks].count("alarm") == 1
 
@@ -176,48 +170,26 @@ def test_the_rules_are_those_that_the_callbacks_noted(call: Any, tmp_path: Path)
     assert "By rules of the command line" in html
 
 
-def killed(run: Path) -> None:
-    """Cut the log in the middle of a line, and leave no summary."""
-    log = gamed_run(run) / "metrics.jsonl"
+def test_a_report_says_what_is_missing(call: Any, tmp_path: Path) -> None:
+    """Of a run that was killed while it wrote its log, and whose texts are gone."""
+    run = gamed_run(tmp_path / "run")
+    log = run / "metrics.jsonl"
     log.write_text(log.read_text()[:-40])
     (run / "summary.json").unlink()
-
-
-def without_values(run: Path) -> None:
-    write_run(run, varied, lambda place, text: {"sentiment": float("nan")}, summary=True)
-
-
-DAMAGED: list[tuple[Callable[[Path], object], str]] = [
-    (killed, "BeforeAfter"),
-    (without_values, "score/sentiment"),
-    (lambda run: shutil.rmtree(gamed_run(run) / "samples"), "samples/"),
-]
-
-
-@pytest.mark.parametrize(("damage", "named"), DAMAGED)
-def test_a_report_says_what_is_missing(call: Any, tmp_path: Path, damage: Any, named: str) -> None:
-    run = tmp_path / "run"
-    damage(run)
-    status, out, error, html = call(run)
+    shutil.rmtree(run / "samples")
+    status, _, _, html = call(run)
     assert status == 0
-    assert named in out + error
-    assert "Missing from this report" in html or damage is without_values
+    assert "Missing from this report" in html
+    assert "BeforeAfter" in html
+    assert "samples/" in html
 
 
-def test_without_a_log_there_is_no_file(called: Any, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert called("report", run)[0] == 2  # no such folder
-    run.mkdir()
-    (run / "metrics.jsonl").touch()
-    status, out, error = called("report", run)
-    assert (status, out, error.count("\n")) == (2, "", 1)
-    assert [path.name for path in run.iterdir()] == ["metrics.jsonl"]
-
-
-def test_a_mistake_in_a_report_is_named(call: Any, fails: Any, tmp_path: Path) -> None:
+def test_a_mistake_in_a_report_is_named(fails: Any, tmp_path: Path) -> None:
     run = gamed_run(tmp_path / "run")
-    assert call(run, "--maximise", "score/sentimnt")[0] == 2
+    assert "nowhere" in fails("report", tmp_path / "nowhere")
+    assert "score/sentimnt" in fails("report", run, "--maximise", "score/sentimnt")
     assert "--output" in fails("report", run, "--output=report.json")
+    assert not list(run.glob("*.html"))
 
 
 @pytest.mark.parametrize(
@@ -232,9 +204,7 @@ def test_the_verdict_on_texts_before_and_after(
     tmp_path: Path, judges: dict[str, float], sentence: str
 ) -> None:
     """The texts after training are of the last step, and the log selects the first."""
-    falling = write_run(
-        tmp_path / "run", varied, lambda place, _: {"sentiment": -place}, summary=True
-    )
+    falling = write_run(tmp_path / "run", varied, lambda place, _: {"sentiment": -place})
     log = falling / "metrics.jsonl"
     log.write_text(log.read_text().replace("reward/total", "policy/total"))
 
@@ -252,22 +222,6 @@ def test_the_verdict_on_texts_before_and_after(
     verdict = found_in(falling)["verdict"]
     assert verdict["sentence"] == f"{sentence} Take step 10, which is not on disk."
     assert verdict["details"][-1] == "The texts after training are of step 40, not of step 10."
-
-
-def test_texts_cannot_leave_the_data(call: Any, tmp_path: Path) -> None:
-    run = write_run(
-        tmp_path / "run",
-        lambda place, i, rng: HOSTILE[(i + place) % len(HOSTILE)],
-        lambda place, text: {"a<b": float(len(text) % 7)},
-    )
-    html = call(run)[3]
-    assert "alert(1)</script>" not in html
-    assert html.count("<script") == 2
-    texts = [text for item in data_of(html)["texts"][0]["items"] for text in item["t"]]
-    assert any(text.endswith("<script>alert(1)</script>") for text in texts)
-    assert any(text.endswith("before\0after\u2028line") for text in texts)
-    assert any("[cut, 50,0" in text for text in texts)
-    assert max(map(len, texts)) < 2_100
 
 
 def test_growth_of_phrases_agrees_with_a_plain_count(tmp_path: Path) -> None:
@@ -313,10 +267,10 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Return a function that opens a report; at the end, there was no error and no request."""
     pages, complaints = [], []
 
-    def visit(run: Path, width: int = 1400, scheme: str = "light") -> Any:
+    def visit(run: Path, width: int) -> Any:
         path = tmp_path / "page.html"
         report.write_report(path, run)
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = browser.new_page(viewport={"width": width, "height": 900})
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: complaints.append(message.text))
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
@@ -333,23 +287,31 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("width", [1400, 400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits(visit: Any, tmp_path: Path, width: int, scheme: str) -> None:
-    page = visit(gamed_run(tmp_path / "run"), width=width, scheme=scheme)
+def test_the_page_fits(visit: Any, tmp_path: Path, width: int) -> None:
+    page = visit(gamed_run(tmp_path / "run"), width=width)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("figure svg").count() == 4
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
-    assert dark == (scheme == "dark")
-    bad = page.evaluate("getComputedStyle(document.querySelector('.verdict')).borderLeftColor")
-    assert bad in ("rgb(185, 28, 28)", "rgb(255, 138, 128)")
 
 
-def test_hostile_texts_are_only_text(visit: Any, tmp_path: Path) -> None:
-    run = write_run(
-        tmp_path / "run",
+def hostile_run(folder: Path) -> Path:
+    return write_run(
+        folder,
         lambda place, i, rng: HOSTILE[(i + place) % len(HOSTILE)],
         lambda place, text: {"a<b": float(len(text) % 7)},
     )
+
+
+def test_hostile_texts_stay_in_the_data_of_the_page(call: Any, tmp_path: Path) -> None:
+    html = call(hostile_run(tmp_path / "run"))[3]
+    assert html.count("<script") == 2
+    texts = [text for item in data_of(html)["texts"][0]["items"] for text in item["t"]]
+    assert any(text.endswith("<script>alert(1)</script>") for text in texts)
+    assert any(text.endswith("before\0after\u2028line") for text in texts)
+    assert max(map(len, texts)) < 2_100
+
+
+def test_hostile_texts_are_only_text_in_a_browser(visit: Any, tmp_path: Path) -> None:
+    run = hostile_run(tmp_path / "run")
     file = run / "samples/score/step=000040.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     told = [{**row, "reasons": {"a<b": "Warm <b>words</b>."}} for row in rows]  # of a judge

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,9 @@ def test_logged_runs_by_last_values_and_curves(tmp_path: Path) -> None:
     assert {gap["metric"] for gap in found["study"]["gaps"]} == {"loss", "policy/kl"}
 
 
-@pytest.mark.parametrize("arguments", [[], ["--by", "ran"], ["--metrics", "bleu"]])
+@pytest.mark.parametrize("arguments", [[], ["--by", "ran"], ["--by", "run", "--metrics", "bleu"]])
 def test_what_has_no_agreement_is_an_error(
-    tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, arguments: list[str], fails: Callable[..., str]
 ) -> None:
     (tmp_path / "a.csv").write_text("run,system,x\n1,A,1\n2,A,2\n")
-    by = [] if arguments[:1] == ["--by"] or not arguments else ["--by", "run"]
-    with pytest.raises(SystemExit) as error:
-        compared(tmp_path, tmp_path / "a.csv", *by, *arguments)
-    assert error.value.code not in (0, None)
-    assert "Traceback" not in capsys.readouterr().err
+    assert "Traceback" not in fails("compare", tmp_path / "a.csv", "--reproduction", *arguments)

@@ -81,15 +81,11 @@ class Seen:
 
 
 class SeenByLightning(Seen, pl.Callback):
-    """The same, under Lightning."""
-
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.evidence[trainer.global_step] = self.scorer.evidence
 
 
 class SeenByTransformers(Seen, TrainerCallback):
-    """The same, under transformers."""
-
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.evidence[state.global_step] = self.scorer.evidence
 
@@ -274,55 +270,23 @@ def test_a_killed_command_resumes(
     assert Share.calls == []
 
 
-def refused(folder: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as exit_:
-        main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), *options])
-    assert exit_.value.code == 2
-    return capsys.readouterr().err
-
-
-def test_scores_of_more_than_the_texts_are_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    judge = {
-        "components": {
-            "content": {"class_path": "fakes.Share", "init_args": {"column": "sources"}},
-            "answer": {"class_path": "fakes.Share", "init_args": {"column": "histories"}},
-            "share": {"class_path": "fakes.Share"},
-        }
-    }
-    (folder / "judge.yaml").write_text(yaml.safe_dump(judge))
+def test_scores_of_more_than_the_texts_are_refused(folder: Path, fails: Callable[..., str]) -> None:
+    answer = {"class_path": "fakes.Share", "init_args": {"column": "histories"}}
+    (folder / "judge.yaml").write_text(yaml.safe_dump({"components": {"answer": answer}}))
     Share.calls.clear()
-    error = refused(folder, capsys=capsys)
+    error = fails("rescore", folder / "run", folder / "judge.yaml")
     assert "step=000001.jsonl has no 'history', which Share needs" in error
     assert Share.calls == []
     assert not any(path.is_file() for path in (folder / "run" / "rescored").rglob("*"))
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--maximum", "score/share"], "--maximum"),
-        (["--guard", "reward/total:policy/kl"], "policy/kl"),
-        (["--maximise", "score/shar"], "score/shar"),
-        (["--maximise", "score/fail_rate"], "--minimise"),
-    ],
-)
-def test_a_wrong_option_is_named(
-    folder: Path, options: list[str], named: str, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_option_is_named_before_anything_is_scored(
+    folder: Path, fails: Callable[..., str]
 ) -> None:
     Share.calls.clear()
-    assert named in refused(folder, *options, capsys=capsys)
+    command = ("rescore", folder / "run", folder / "judge.yaml")
+    assert "score/shar" in fails(*command, "--maximise", "score/shar")
     assert Share.calls == []
-
-
-def test_a_run_without_texts_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "empty").mkdir()
-    (folder / "empty" / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
-    (folder / "run").unlink()
-    (folder / "run").symlink_to(folder / "empty")
-    assert "texts" in refused(folder, capsys=capsys)
-    assert "nowhere" in refused(folder / "nowhere", capsys=capsys)
 
 
 def test_the_selection_of_the_run_is_replayed(

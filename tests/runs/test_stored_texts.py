@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from ctrlreward.runs import report
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.report_contents import contents
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
+from ctrlreward.scorers.records import write_scored_samples
 
 STEPS, PROMPTS, REPEATS = (10, 20, 30), 12, 2
 
@@ -120,8 +119,8 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return call
 
 
-def reported(run: Path, *options: str) -> dict[str, Any]:
-    return contents(read_stored_run(run), report.parser().parse_args([str(run), *options]))
+def reported(run: Path) -> dict[str, Any]:
+    return contents(read_stored_run(run), report.parser().parse_args([str(run)]))
 
 
 def rounded(value: Any) -> Any:
@@ -162,51 +161,25 @@ def test_the_decisions_are_ours_on_the_same_numbers(
     assert run.steps[1].metrics[f"{name}/fail_rate"] == pytest.approx(1 / (PROMPTS * REPEATS))
 
 
-def rescored(folder: Path, name: str, printed: Callable[..., str]) -> tuple[list[Any], int, str]:
-    """Return the new scores, and the step that they select with its reason."""
-    judge = folder.with_name("judge.yaml")
-    judge.write_text("components:\n  variety: {scorer: Distinct, score: distinct_2}\n")
-    found = json.loads(printed("rescore", folder, judge, "--json").replace(f"{name}/", "texts/"))
-    choice = found["decisions"][0]["rescored"]
-    return rounded(found["validations"]), choice["step"], choice["reason"]
-
-
-OURS: list[Any] = []  # the same for all kinds
-
-
-def test_the_texts_are_scored_again_as_ours(
+def test_the_texts_are_scored_again_and_reported(
     kind: str, tmp_path: Path, printed: Callable[..., str]
 ) -> None:
-    write, name, keys = WRITERS[kind]
-    write(tmp_path / "theirs")
-    if not OURS:
-        write_ours(tmp_path / "ours", "texts", keys)
-        OURS.append(rescored(tmp_path / "ours", "texts", printed))
-    found = rescored(tmp_path / "theirs", name, printed)
-    assert found == OURS[0]
-    assert "texts/variety" in found[0][0]
-    assert "with 12 prompts" in found[2]
-    folder = tmp_path / "theirs" / "rescored" / "judge" / "samples" / name
-    texts, _ = read_scored_samples(folder / "step=000020.jsonl")
-    assert sorted(texts.texts) == sorted(each.text for each in numbers()[20])
-    again = read_stored_run(tmp_path / "theirs")  # what we wrote is neither its log nor its texts
+    write, name, _ = WRITERS[kind]
+    run = tmp_path / "run"
+    write(run)
+    judge = tmp_path / "judge.yaml"
+    judge.write_text("components:\n  variety: {scorer: Distinct, score: distinct_2}\n")
+    found = json.loads(printed("rescore", run, judge, "--json"))
+    assert [row["step"] for row in found["validations"]] == [*STEPS]
+    assert f"{name}/variety" in found["validations"][0]
+    again = read_stored_run(run)  # what we wrote is neither its log nor its texts
     assert list(again.samples) == [name]
     assert f"{name}/variety" not in again.keys
-
-
-def test_the_report_has_texts_verdict_and_diagnosis(kind: str, tmp_path: Path) -> None:
-    write, name, keys = WRITERS[kind]
-    write(tmp_path)
-    found = reported(tmp_path)
-    assert found["missing"] == []
-    assert found["decisions"]["key"] == f"{name}/{keys[0]}"
-    assert found["decisions"]["step"] == 30
-    assert found["verdict"]["sentence"].startswith("It worked")
-    (texts,) = found["texts"]
-    assert (texts["name"], texts["columns"]) == (name, ["step 10", "step 20", "step 30"])
+    report = reported(run)
+    assert (report["missing"], report["decisions"]["step"]) == ([], 30)
+    (texts,) = report["texts"]
     shown = next(each for each in texts["items"] if "Question 4?" in each["p"])
     assert [text[:-2] for text in shown["t"]] == [f"very good {step} 4" for step in STEPS]
-    assert {each["phrase"] for each in found["phrases"]} >= {"very good 30"}
 
 
 # What is read
@@ -236,32 +209,24 @@ def test_other_prompts_are_compared_by_means(tmp_path: Path, printed: Callable[.
     assert "completions has other prompts at each step: compared by means, not by prompt" in out
     assert "(no scores by prompt)" in out
     assert not any(each.evidence for each in read_stored_run(tmp_path).steps)
-    found = reported(tmp_path, "--maximise", "completions/accuracy")
-    assert any("its prompts differ between the steps" in each for each in found["missing"])
 
 
-@pytest.mark.parametrize(
-    ("since", "note", "best"),
-    [
-        (30, "validation has other prompts or completions from step 30 on: a new reference", 30),
-        (20, "validation has other prompts or completions from step 20 on: a new reference", 30),
-    ],
-)
+@pytest.mark.parametrize("since", [20, 30])
 def test_prompts_that_change_for_good_are_a_new_reference(
-    tmp_path: Path, printed: Callable[..., str], since: int, note: str, best: int
+    tmp_path: Path, printed: Callable[..., str], since: int
 ) -> None:
     """Not if one step between others differs, as batches of training do."""
     write_verl(tmp_path)
-    for step in STEPS:
-        file = tmp_path / "validation" / f"{step}.jsonl"
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        renamed = [{**row, "input": row["input"].replace("Question 3?", "Else")} for row in rows]
-        lines(file, renamed if step >= since else rows)
+    files = {step: tmp_path / "validation" / f"{step}.jsonl" for step in STEPS}
+    written = {step: file.read_text() for step, file in files.items()}
+    renamed = {step: text.replace("Question 3?", "Else") for step, text in written.items()}
+    for step in (step for step in STEPS if step >= since):
+        files[step].write_text(renamed[step])
     out = printed("select", tmp_path, "--maximise", "validation/score")
-    assert note in out
-    assert f"step {best} (not on disk)" in out
-    lines(tmp_path / "validation" / "20.jsonl", renamed)
-    lines(tmp_path / "validation" / "30.jsonl", rows)
+    assert f"from step {since} on: a new reference" in out
+    assert "step 30 (not on disk)" in out
+    files[20].write_text(renamed[20])
+    files[30].write_text(written[30])
     out = printed("select", tmp_path, "--maximise", "validation/score")
     assert "at each step: compared by means" in out
 
@@ -293,29 +258,14 @@ def test_files_of_several_kinds_are_sets_of_their_own_and_ours_come_first(tmp_pa
 # Errors
 
 
-def broken(folder: Path, write: Callable[[Path], None], file: str, change: Any) -> Path:
-    write(folder)
-    rows = [json.loads(line) for line in (folder / file).read_text().splitlines()]
-    lines(folder / file, change(rows))
-    return folder
-
-
-def without(key: str) -> Callable[[list[Any]], list[Any]]:
-    return lambda rows: [*rows[:3], {k: v for k, v in rows[3].items() if k != key}, *rows[4:]]
-
-
-@pytest.mark.parametrize(
-    ("change", "place"),
-    [
-        (without("output"), "20.jsonl:4"),
-        (lambda rows: [{**rows[0], "output": 7}, *rows], "20.jsonl:1"),
-        (lambda rows: [rows[0], [1]], "20.jsonl:2"),
-        (lambda rows: [{**rows[0], "step": "ten"}, *rows], "20.jsonl:1"),
-    ],
-)
-def test_a_broken_row_is_named(change: Any, place: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=re.escape(place)):
-        read_stored_run(broken(tmp_path, write_verl, "validation/20.jsonl", change))
+@pytest.mark.parametrize("change", [{"output": 7}, {"output": None}, {"step": "ten"}], ids=str)
+def test_a_broken_row_is_named(change: dict[str, Any], tmp_path: Path) -> None:
+    write_verl(tmp_path)
+    file = tmp_path / "validation" / "20.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    lines(file, [rows[0], rows[1] | change, *rows[2:]])
+    with pytest.raises(ValueError, match=r"20\.jsonl:2"):
+        read_stored_run(tmp_path)
 
 
 def test_a_damaged_table_is_named(tmp_path: Path) -> None:
