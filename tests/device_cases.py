@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from fakes import lengths
+
 from ctrlreward import Samples
 from ctrlreward.scorers import (
     Accuracy,
@@ -109,7 +111,7 @@ POINTWISE: Mapping[str, Build] = {
 }
 # Without a model there is no batch: exactly the same.
 EXACT: Mapping[str, Build] = {
-    "FunctionScorer": lambda f, o: FunctionScorer(lambda texts: [*map(len, texts)], pointwise=True),
+    "FunctionScorer": lambda f, o: FunctionScorer(lengths, pointwise=True),
     "LexiconSentiment": lambda f, o: LexiconSentiment(),
     "Repetition": lambda f, o: Repetition(f["gpt2"], n=2),
     "Similarity of word vectors": lambda f, o: Similarity(f["vectors"]),

@@ -8,11 +8,11 @@ import pytest
 from failed_rows import failures_of
 from hypothesis import given
 from hypothesis import strategies as st
-from word_classifiers import CountingWords, ScorerAsClassifier
+from word_classifiers import CountingWords
 
 from ctrlreward.failures import ItemError
 from ctrlreward.models.classifier import LabelProbabilities
-from ctrlreward.samples import MissingColumn, Samples
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
 from ctrlreward.scorers.base import Scores
@@ -120,47 +120,22 @@ def test_labels_may_hold_spaces_and_signs() -> None:
     np.testing.assert_array_equal(scores["accuracy_other"], [1, np.nan])
 
 
-def test_empty_texts_and_labels_are_nan_and_named() -> None:
-    samples = Samples(["good", " ", "good"], labels=["sentiment=positive"] * 2 + [""])
+def test_an_empty_label_is_nan_and_named() -> None:
+    samples = Samples(["good", "good"], labels=["sentiment=positive", ""])
     scorer = AttributeClassifier(CLASSIFIERS)
-    np.testing.assert_array_equal(scorer.score(samples)["accuracy"], [1, np.nan, np.nan])
-    assert failures_of(scorer, samples).keys() == {1, 2}
+    np.testing.assert_array_equal(scorer.score(samples)["accuracy"], [1, np.nan])
+    assert failures_of(scorer, samples).keys() == {1}
 
 
-def test_a_classifier_that_fails_makes_the_mean_nan() -> None:
-    class Failing(CountingWords):
-        def probabilities(self, texts: Sequence[str]) -> Scores:
-            return np.full((len(texts), 2), np.nan)
-
-    scorer = AttributeClassifier({"sentiment": SENTIMENT, "tone": Failing(calm="the", loud="the")})
-    samples = Samples(["good", "good"], labels=["sentiment=positive tone=calm", "tone=calm"])
-    scores = scorer.score(samples)
-    np.testing.assert_array_equal(scores["accuracy"], [np.nan, np.nan])
-    np.testing.assert_array_equal(scores["accuracy_sentiment"], [1, np.nan])
-    corpus = scorer.corpus(samples)
-    assert np.isnan([corpus["accuracy"], corpus["accuracy_deviation"]]).all()
+@pytest.mark.parametrize("models", [{}, {"a b": SENTIMENT}])
+def test_wrong_models(models: dict[str, CountingWords]) -> None:
+    with pytest.raises(ValueError, match="models"):
+        AttributeClassifier(models)
 
 
-def test_moves_and_releases_every_classifier() -> None:
-    parts = [ScorerAsClassifier(a="good", b="bad"), ScorerAsClassifier(a="good", b="bad")]
-    scorer = AttributeClassifier({"one": parts[0], "two": parts[1]})
-    scorer.to("cuda:1")
-    scorer.release()
-    assert [part.device for part in parts] == ["cuda:1", "cuda:1"]
-    assert all(part.released for part in parts)
-
-
-WRONG = [
-    "negative",
-    "a topic=world",
-    "topic=world topic=sports",
-    "tone=calm",
-    "topic=war",
-    "topic=",
-]
-
-
-@pytest.mark.parametrize("label", WRONG)
+@pytest.mark.parametrize(
+    "label", ["negative", "topic=world topic=sports", "tone=calm", "topic=war", "topic="]
+)
 def test_a_wrong_label_raises(label: str) -> None:
     samples = Samples(["good", "bad"], labels=["topic=world", label])
     with pytest.raises(ItemError) as raised:
@@ -168,11 +143,3 @@ def test_a_wrong_label_raises(label: str) -> None:
     assert (raised.value.column, raised.value.row) == ("labels", 1)
     with pytest.raises(ItemError):
         AttributeClassifier(CLASSIFIERS).check_samples(samples)
-    with pytest.raises(MissingColumn, match="labels"):
-        AttributeClassifier(CLASSIFIERS).score(["good"])
-
-
-@pytest.mark.parametrize("models", [{}, {"a b": SENTIMENT}, [SENTIMENT]])
-def test_wrong_models(models: dict[str, CountingWords]) -> None:
-    with pytest.raises(ValueError, match="models"):
-        AttributeClassifier(models)

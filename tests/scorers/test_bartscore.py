@@ -77,12 +77,8 @@ def test_columns_are_those_of_the_wanted_scores(
     assert list(some) == ["faithfulness"]
     with pytest.raises(MissingColumn, match="references"):
         scorer["recall"](TEXTS, sources=SOURCES)
-    with pytest.raises(MissingColumn, match="sources"):
-        BARTScore(tiny_bart).score(TEXTS)
     with pytest.raises(ValueError, match="model"):
         BARTScore(tiny_llama(" abc.")).score(["a"], sources="b")
-    with pytest.raises(ValueError, match="aspects"):
-        BARTScore(aspects="faithfullness")  # type: ignore[arg-type]
 
 
 def test_what_the_model_cannot_read_is_cut_and_named(

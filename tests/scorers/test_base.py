@@ -13,7 +13,6 @@ from ctrlreward.failures import Failures, ItemError, rows_named
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import (
-    Component,
     Scored,
     Scorer,
     Scores,
@@ -63,14 +62,6 @@ def test_scores_come_in_the_given_order_and_repeated_samples_are_scored_once(
     assert len(scorer.calls) == bool(rows)
     for given_rows in scorer.calls:
         assert len(given_rows) == (len({*rows}) if pointwise else len(rows))
-
-
-def test_an_unknown_score_raises_and_a_known_one_is_a_component() -> None:
-    scorer = Lengths()
-    assert scorer["label"] == Component(scorer, "label")
-    assert scorer["label"].spec.mode == "min"
-    with pytest.raises(KeyError, match="sad"):
-        scorer["sad"]
 
 
 def test_each_scorer_is_called_once_for_all_its_scores() -> None:

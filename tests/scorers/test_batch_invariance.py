@@ -7,6 +7,7 @@ much; docs/quickstart.md has what real models take of it.
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -128,6 +129,9 @@ def test_every_scorer_declares_its_scores_and_names_what_is_empty(name: str, bui
         if not name.startswith("Alignment"):  # whose ranges are those of its model
             others = (keys for kind, keys in DECLARED.items() if kind != (spec.range, spec.mode))
             assert all(key not in keys.split() for keys in others)
+    copy = pickle.loads(pickle.dumps(scorer)).score(pool)  # in another process
+    for key, values in scores.items():
+        assert rounding(copy[key], values) <= BOUNDS["float32"]
     if name != "FunctionScorer":
         empty = POOL.texts.index("")
         assert all(np.isnan(values[empty]) for values in scores.values())

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import pickle
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from trl.rewards import accuracy_reward, think_format_reward
 
 from ctrlreward import FunctionScorer, LexiconSentiment, Reward, Samples
-from ctrlreward.adapters.trl import as_reward_funcs
 from ctrlreward.samples import MissingColumn
 from ctrlreward.scorers.components import as_component, name_components
 
@@ -102,22 +100,14 @@ def test_a_function_sees_the_whole_batch_unless_it_is_pointwise() -> None:
     assert Reward(FunctionScorer(count, pointwise=True))(["a", "a"]).total.tolist() == [1, 1]
 
 
-def test_it_pickles_and_may_be_better_when_lower() -> None:
-    reward = Reward(FunctionScorer(of_texts, higher_is_better=False))
-    assert reward.weights == {"of_texts": -1.0}
-    assert reward["of_texts"].spec.bounds == [None, None]
-    assert pickle.loads(pickle.dumps(reward["of_texts"]))(["abc"]).tolist() == [3.0]
-
-
-def test_its_range_is_declared_and_checked() -> None:
-    bounded = FunctionScorer(of_texts, range=(0, 2))
+def test_its_range_and_direction_are_declared() -> None:
+    bounded = FunctionScorer(of_texts, higher_is_better=False, range=(0, 2))
     assert bounded.specs["of_texts"].bounds == [0, 2]
+    assert Reward(bounded).weights == {"of_texts": -1.0}
     with pytest.raises(ValueError, match="of_texts"):
         bounded.score(["ab", "abc"])
-    assert FunctionScorer(of_texts, range=[0, 2]).specs == bounded.specs
-    for wrong in [(1, 0), (0,), 2]:
-        with pytest.raises(ValueError, match="range"):
-            FunctionScorer(of_texts, range=wrong)
+    with pytest.raises(ValueError, match="range"):
+        FunctionScorer(of_texts, range=(1, 0))
 
 
 async def later(texts: list[str]) -> list[float]:
@@ -158,11 +148,6 @@ def test_trls_functions_get_messages_and_solutions() -> None:
     np.testing.assert_array_equal(batch.components["format"], [1, 0, 1])
     np.testing.assert_array_equal(batch.components["length"], [4, 3, 0])
     np.testing.assert_allclose(batch.total, [1 + 0.5 + 0.4, 1 + 0.3, 0.5])
-
-    (function,) = as_reward_funcs(reward, {"references": "solution"})
-    answers = [[{"role": "assistant", "content": text}] for text in texts]
-    found = function(prompts=[chat] * 3, completions=answers, solution=[r"$\frac{1}{2}$"] * 3)
-    np.testing.assert_allclose(found, batch.total)
 
 
 @pytest.mark.parametrize("kind", [list[list[dict[str, str]]], "Sequence[list[dict[str, Any]]]"])

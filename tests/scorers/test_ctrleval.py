@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from string import ascii_letters
@@ -9,21 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asked_models import FOOD, Favouring, blank
+from asked_models import FOOD, blank
 from failed_rows import failures_of
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from plain_models import PlainCausal, PlainSeq2Seq
 
-from ctrlreward.failures import ItemError
 from ctrlreward.models.frequency import InverseFrequency
-from ctrlreward.models.tasks import Blank
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.ctrleval import (
     CTRLEval,
-    coherence_blanks,
     relevance_blanks,
 )
 from ctrlreward.scorers.task import Evaluator, Task
@@ -51,31 +46,6 @@ def like(scorer: CTRLEval, **options: Any) -> CTRLEval:
 
 
 # Patterns
-
-
-def test_each_sentence_is_blanked_in_turn() -> None:
-    assert coherence_blanks(["One.", "Two.", "Three."]) == (
-        Blank((" ",), (" Two.", " Three."), ("One.",), ends=True),
-        Blank(("One.", " "), (" Three.",), ("Two.",), ends=True),
-        Blank(("One.", " Two.", " "), (" ",), ("Three.",), ends=True),
-    )
-    assert coherence_blanks([]) == ()
-
-
-def test_each_prompt_has_a_slot_for_the_text() -> None:
-    prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
-    evaluators = [Evaluator(prompts[0], ("good", "bad")), Evaluator(prompts[0], ("nice", "sad"))]
-    evaluators.append(Evaluator(prompts[1], ("good", "bad")))
-
-    def expected(text: str) -> tuple[Blank, ...]:
-        return (
-            Blank((text, " It was "), (".",), ("good", "bad", "nice", "sad"), closing="."),
-            Blank(("Just ",), ("! ", text), ("good", "bad"), closing="!"),
-        )
-
-    blanks = relevance_blanks(evaluators)
-    assert blanks == expected("<gen_result>")
-    assert tuple(each.about("A meal.") for each in blanks) == expected("A meal.")
 
 
 @given(
@@ -133,34 +103,16 @@ def test_the_plain_mean_folds_the_scores_of_single_evaluators(scorer: CTRLEval) 
         for prompt in prompts
         for i in (0, 1)
     ]
-    folded = relevance(Task(prompts, words), weights="mean")
-    assert_allclose(folded, np.mean(single, axis=0), atol=1e-5)
+    task = Task(prompts, words)
+    assert_allclose(relevance(task, weights="mean"), np.mean(single, axis=0), atol=1e-5)
+    chosen = [task.evaluators.index(each) for each in task.subset(3, seed=0)]
+    some = relevance(task, weights="mean", evaluators=3)
+    assert_allclose(some, np.mean([single[i] for i in chosen], axis=0), atol=1e-5)
     plain = like(scorer, weights="mean").score(FOOD)
     for i, aspects in enumerate(scorer.explain(FOOD)):
         for aspect in ("coherence", "consistency"):
             mean = np.mean([e.score for e in aspects[aspect].evaluators])
             assert plain[aspect][i] == pytest.approx(mean, abs=1e-5)
-
-
-def test_a_subset_scores_its_own_evaluators_only(scorer: CTRLEval) -> None:
-    part = like(scorer, aspects=["attribute_relevance"], evaluators=7)
-    part.loaded_model = recorder = Favouring(scorer.loaded_model)
-    part.score(FOOD)
-    for text, task in zip(FOOD.texts, *recorder.calls, strict=True):
-        assert task.text == text
-        received = [each.about(text) for each in task.blanks]
-        pairs = [
-            ("".join(each.left), "".join(each.right), word)
-            for each in received
-            for word in each.targets
-        ]
-        expected = []
-        for prompt, words in part.task.subset(7, seed=0):
-            left, right = prompt.split("<mask_token>")
-            filled = (left.replace("<gen_result>", text), right.replace("<gen_result>", text))
-            expected += [(*filled, word) for word in words]
-        assert pairs == expected
-        assert len({(each.left, each.right) for each in received}) == len(received)
 
 
 # Verbalizers of several tokens
@@ -232,15 +184,20 @@ def test_the_weighted_mean_of_an_explanation_is_the_score(scorer: CTRLEval, weig
 
 def test_an_explanation_names_the_patterns(scorer: CTRLEval) -> None:
     task = Task(["<gen_result> So <mask_token>!"], {"negative": ["bad"], "positive": ["good"]})
-    (parts,) = like(scorer, task=task).explain(FOOD[:1])
+    first, second, third = "The food was good.", "We will come back.", "Soon."
+    samples = Samples([f"{first} {second} {third}"], prefixes=["The food"], labels=["positive"])
+    (parts,) = like(scorer, task=task).explain(samples)
     patterns = {
         aspect: [(e.left, e.target, e.right, e.candidates) for e in part.evaluators]
         for aspect, part in parts.items()
     }
-    first, second = "The food was good.", "We will come back."
-    remainder = f" was good. {second}"
+    remainder = f" was good. {second} {third}"
     assert patterns == {
-        "coherence": [(" ", first, f" {second}", (first,)), (f"{first} ", second, " ", (second,))],
+        "coherence": [
+            (" ", first, f" {second} {third}", (first,)),
+            (f"{first} ", second, f" {third}", (second,)),
+            (f"{first} {second} ", third, " ", (third,)),
+        ],
         "consistency": [
             ("The food ", remainder, "", (remainder,)),
             ("", "The food", f" {remainder}", ("The food",)),
@@ -256,21 +213,6 @@ def test_a_text_without_a_score_is_explained_by_nothing(scorer: CTRLEval) -> Non
         assert part.evaluators == ()
     counts = {aspect: len(part.evaluators) for aspect, part in explained[1].items()}
     assert counts == {"coherence": 1, "consistency": 2, "attribute_relevance": 72}
-
-
-# The model
-
-
-def test_the_model_is_loaded_at_first_use_and_again_after_release(pegasus: str) -> None:
-    CTRLEval("/no/such/folder")  # nothing is read yet
-    # Its own settings, because scorers with equal settings share the model.
-    scorer = CTRLEval(pegasus, aspects=["consistency"], batch_tokens=999)
-    before = scorer.score(FOOD)
-    loaded = weakref.ref(scorer.loaded_model)
-    scorer.to("cpu")
-    gc.collect()
-    assert loaded() is None
-    assert_array_equal(before["consistency"], scorer.score(FOOD)["consistency"])
 
 
 def test_a_real_model_tells_praise_from_blame() -> None:
@@ -332,20 +274,11 @@ def test_only_the_first_max_tokens_are_read(
     assert np.isnan(short.score([text], prefixes="The food")["consistency"]).all()
 
 
-def test_an_unknown_label_raises(scorer: CTRLEval) -> None:
-    with pytest.raises(ItemError, match=r"labels\[1\]"):
-        scorer.score(FOOD.replace(labels=["positive", "postive", "negative"]))
-
-
 WRONG: list[dict[str, Any]] = [
-    {"aspects": ["fluency"]},
     {"aspects": []},
-    {"weights": "max"},
     {"evaluators": 73},
     {"max_tokens": 0},
     {"calibration": ["It is late.", " "]},
-    {"calibration": "It is late."},
-    {"calibration": []},
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from string import ascii_letters
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from asked_models import Favouring, blank, filled
 
-from ctrlreward.functional.ranking import auc
 from ctrlreward.models.neutral_texts import neutral_texts
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.ctrleval import CTRLEval
@@ -104,8 +102,6 @@ def test_reference_texts_are_scored_once_until_the_model_is_freed(causal: str) -
     scorer.probabilities(TEXTS)
     scorer.explain(SAMPLES)
     assert [len(blanks) for blanks in model.calls[2:]] == [len(texts)] * 2
-    copy = pickle.loads(pickle.dumps(scorer))
-    np.testing.assert_allclose(copy.score(SAMPLES)["attribute_relevance"], first, atol=1e-6)
     scorer.release()
     scorer.loaded_model = model = Favouring(scorer.loaded_model)
     np.testing.assert_array_equal(scorer.score(SAMPLES)["attribute_relevance"], first)
@@ -153,33 +149,3 @@ def test_half_of_the_neutral_likelihood_of_a_sentence_or_a_prefix_is_taken_off(c
                 expected[-1] -= np.mean(neutral) / 2
         assert scores[aspect][i] == pytest.approx(np.mean(np.minimum(expected, 0)), abs=1e-5)
     assert scores["coherence"][1] == pytest.approx(alone / 2, abs=1e-5)  # has no context to gain by
-
-
-def test_a_real_model_ranks_texts_of_four_topics_in_one_order() -> None:
-    """Uncalibrated, SmolLM2 gives "science" a high share after texts about anything."""
-    texts = {
-        "computers": [
-            "The new laptop boots in four seconds and its keyboard is a joy to type on.",
-            "She wrote a small program that renames every photo on her hard disk.",
-        ],
-        "politics": [
-            "Senators argued until midnight about the new tax bill.",
-            "Both parties claimed victory after the televised debate.",
-        ],
-        "religion": ["The old temple was built for a goddess of the river."],
-        "science": ["The telescope measured the light of a galaxy that formed long ago."],
-    }
-    rows = [(text, label) for label, column in texts.items() for text in column]
-    areas = []
-    for calibration in (False, None):
-        scorer = CTRLEval(
-            *("smollm2-135m", "topic", "attribute_relevance"),
-            calibration=calibration,
-            evaluators=2,
-        )
-        values = scorer.probabilities([text for text, _ in rows])
-        right = np.array([[label == other for other in scorer.labels] for _, label in rows])
-        areas.append(auc(values.ravel(), right.ravel()))
-    before, after = areas
-    assert before < 0.95
-    assert after == 1.0

@@ -36,14 +36,6 @@ def test_prefixes_are_groups_where_there_are_none(words: PreTrainedTokenizerBase
     assert by_prefix["distinct_1"][0] == by_prefix["distinct_1"][2] == 5 / 8
 
 
-def test_an_empty_text_is_nan_and_named(words: PreTrainedTokenizerBase) -> None:
-    samples = Samples([" a a", "", ""], groups=["x", "x", "y"])
-    scores = Distinct(words).score(samples)
-    assert failures_of(Distinct(words), samples).keys() == {1, 2}
-    np.testing.assert_array_equal(scores["distinct_1"], [0.5, np.nan, np.nan])
-    np.testing.assert_allclose(scores["distinct"], [(0.5 + 0.5 + 0) / 3, np.nan, np.nan])
-
-
 def test_without_groups_all_texts_are_one(words: PreTrainedTokenizerBase) -> None:
     texts = ["a b", "a c"]
     np.testing.assert_array_equal(Distinct(words).score(texts)["distinct_1"], [3 / 4, 3 / 4])

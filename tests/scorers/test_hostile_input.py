@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ctrlreward.failures import ItemError
 from ctrlreward.samples import Samples
-from ctrlreward.scorers import CTRLEval, Judge, Rubric, Scorer, Task
+from ctrlreward.scorers import CTRLEval, Scorer, Task
 from ctrlreward.scorers.base import score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -115,7 +115,7 @@ def test_any_text(name: str, built: Callable[..., Scorer]) -> None:
 
 # Labels and prompts
 
-LABELS = ["", " ", "\0", "\ud800", "positive ", "POSITIVE", "{label}", "x" * 9_000, "<mask_token>"]
+LABELS = [" ", "\ud800", "positive ", "{label}", "x" * 9_000]
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -136,29 +136,10 @@ def test_a_label_that_nobody_knows_is_nan_or_named(
         assert all(np.isfinite(values[:2]).all() for values in scores.values())
 
 
-@pytest.mark.parametrize("n", [4, pytest.param(10, marks=pytest.mark.soak)])
-def test_a_task_of_n3_labels(n: int, folders: Mapping[str, str]) -> None:
-    letters = "abcdefghij"[:n]
-    labels = {a + b + c: [a + b + c] for a in letters for b in letters for c in letters}
-    scorer = CTRLEval(folders["llama"], Task(["<gen_result> Of <mask_token>."], labels))
-    some = list(labels)[:: n * n // 2]
-    relevance = scorer["attribute_relevance"](["Soup."] * len(some), labels=some)
-    assert ((relevance > 0) & (relevance < 1)).all()
-    assert np.unique(relevance).size == len(some)
-
-
 BRACES = ["{", "}", "{}", "{0}", "{text", "{{text}}", "{text!r:>99}", "%s", "{text.__class__}"]
 
 
-def test_braces_are_text(folders: Mapping[str, str]) -> None:
-    """In a sample, and in a template where nothing else is meant by them."""
-    rubric = Rubric("Is this {label}? {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
-    rating = Judge(folders["llama"], rubric)["rating"]
-    values = rating(
-        [PLAIN, *BRACES, *(f"{PLAIN} {braces}" for braces in BRACES)], labels="positive"
-    )
-    assert np.isfinite(values).all()
-    assert rating([PLAIN], labels="positive")[0] == pytest.approx(values[0], rel=1e-5)
+def test_braces_of_a_prompt_are_text(folders: Mapping[str, str]) -> None:
     prompts = [f"{braces} <gen_result> It was <mask_token>." for braces in BRACES]
     relevance = CTRLEval(folders["llama"], Task(prompts, TASK.verbalizers))["attribute_relevance"]
     assert np.isfinite(relevance([PLAIN, *BRACES], labels="positive")).all()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,12 +29,6 @@ def test_polarity_is_the_compound_score_of_vader() -> None:
     assert polarity == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["polarity", "accuracy"])
-def test_one_aspect_is_a_scorer_with_a_single_score(name: Any) -> None:
-    scorer = LexiconSentiment(name)
-    assert list(scorer.specs) == list(scorer.score(TEXTS, labels="positive")) == [name]
-
-
 def test_wrong_labels_and_options() -> None:
     scorer = LexiconSentiment()
     samples = Samples(TEXTS[:2], labels=["positive", "fine"])
@@ -43,11 +36,8 @@ def test_wrong_labels_and_options() -> None:
         with pytest.raises(ItemError, match=r"labels\[1\]"):
             check(samples)
     scorer.check_samples(samples, ["polarity"])
-    with pytest.raises(ValueError, match="aspects"):
-        LexiconSentiment("subjectivity")  # type: ignore[arg-type]
-    for labels in (["positive"], "ab", ["a", "a"]):
-        with pytest.raises(ValueError, match="labels"):
-            LexiconSentiment(labels=labels)
+    with pytest.raises(ValueError, match="labels"):
+        LexiconSentiment(labels=["a", "a"])
 
 
 def test_accuracy_is_agreement_with_the_label_and_neutral_is_wrong() -> None:
@@ -68,21 +58,11 @@ def test_polarity_needs_no_labels_and_accuracy_does() -> None:
     assert set(score(both, Samples(TEXTS, labels=["negative"] * 5)).scores) == {"p", "a"}
 
 
-@pytest.mark.parametrize(
-    ("files", "least"),
-    [
-        (("yelp_shen/sentiment.test.0", "yelp_shen/sentiment.test.1"), 0.91),
-        (("li2018/reference.1", "li2018/reference.0"), 0.85),  # rewrites of the other sentiment
-    ],
-    ids=["yelp", "references"],
-)
-def test_it_tells_human_sentiment_apart(
-    files: tuple[str, str], least: float, data_dir: Path
-) -> None:
+def test_it_tells_human_sentiment_apart(data_dir: Path) -> None:
     """The measurement behind the choice of the lexicon (docs/scorers.md)."""
-    lines = [(data_dir / name).read_text("utf-8").splitlines()[:1000] for name in files]
-    negative, positive = ([line.split("\t")[-1] for line in each] for each in lines)
+    files = [data_dir / "yelp_shen" / f"sentiment.test.{style}" for style in (0, 1)]
+    negative, positive = (file.read_text("utf-8").splitlines()[:1000] for file in files)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         polarity = LexiconSentiment()["polarity"]([*negative, *positive])
-    assert auc(polarity, [False] * len(negative) + [True] * len(positive)) > least
+    assert auc(polarity, [False] * len(negative) + [True] * len(positive)) > 0.91
