@@ -139,7 +139,7 @@ def drop_layers(model: PreTrainedModel, count: int, name: str) -> None:
     if not 0 <= count <= total:
         raise ValueError(f"layer must be 0 to {total}, the layers of {name!r}, got {count}")
     stacks = [m for m in model.modules() if isinstance(m, ModuleList) and len(m) == total]
-    if not stacks and model.config.model_type != "albert":  # runs one layer `total` times
+    if not stacks:
         raise ValueError(f"layer must be None for a {model.config.model_type}, got {count}")
     for stack in stacks:
         del stack[count:]

@@ -79,13 +79,6 @@ def test_a_batch_out_of_memory_is_halved_until_it_fits(
     assert results == list(range(len(lengths)))
 
 
-def test_the_smaller_budget_is_kept_and_nothing_done_is_done_again() -> None:
-    lengths = [10] * 12
-    seen: list[list[int]] = []
-    assert run_batched(lengths, 80, limited(lengths, 25, seen)) == list(range(12))
-    assert [len(batch) for batch in seen] == [8, 4, 2, 2, 2, 2, 2, 2]
-
-
 def test_one_item_that_does_not_fit_raises() -> None:
     seen: list[list[int]] = []
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):

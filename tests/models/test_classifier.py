@@ -17,7 +17,7 @@ from transformers import (
 )
 from word_models import WORDS, save_word_bert, word_config, word_tokenizer
 
-from ctrlreward import Accuracy, AttributeClassifier
+from ctrlreward import Accuracy
 from ctrlreward.models.classifier import Classifier
 
 TEXTS = ["the food was good", "bad", "the staff was not friendly and slow and bad", "", "bad", "?"]
@@ -100,13 +100,6 @@ def test_a_decoder_pads_with_its_own_token_and_not_the_tokenizers(
     np.testing.assert_allclose(values, one_by_one(str(tmp_path), texts), atol=1e-5)
 
 
-def test_a_long_text_is_cut_and_named(folder: str, caplog: pytest.LogCaptureFixture) -> None:
-    texts = ["good " * 5000, "bad"]
-    values = Classifier(folder).probabilities(texts)
-    assert "5002 tokens" in caplog.messages[0]
-    np.testing.assert_allclose(values, one_by_one(folder, texts), atol=1e-5)
-
-
 def test_models_without_a_head_of_labels_are_refused(tmp_path: Path) -> None:
     save_bert(tmp_path / "untrained")
     BertModel(word_config(LABELS)).save_pretrained(tmp_path / "untrained")
@@ -117,8 +110,6 @@ def test_models_without_a_head_of_labels_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=f"model = '{folder}'"):
             Classifier(folder)
-        with pytest.raises(ValueError, match=f"model = '{folder}'"):
-            Accuracy(folder).score(["bad"], labels="negative")
 
 
 def save_constant(folder: Path, logits: list[float], **config: object) -> str:
@@ -150,8 +141,6 @@ def test_the_head_is_read_as_it_was_trained(tmp_path, config, expected, accuracy
     scores = Accuracy(folder).score(["bad", "bad"], labels=labels)
     np.testing.assert_allclose(scores["label_probability"], expected, atol=1e-6)
     assert scores["accuracy"].tolist() == accuracy
-    attributes = AttributeClassifier({"tone": folder}).score(["bad", "bad"], labels=labels)
-    np.testing.assert_allclose(attributes["label_probability"], expected, atol=1e-6)
     # The pipeline of transformers is the published reading of a head.
     pipe = pipeline("text-classification", model=folder, tokenizer=folder, top_k=None)
     by_label = {each["label"]: each["score"] for each in pipe(["bad"])[0]}

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from asked_models import blank, continued, filled
+from asked_models import blank, continued, filled, inputs_seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import save_bert
@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ctrlreward import CTRLEval, Perplexity, Similarity
+from ctrlreward import CTRLEval, Perplexity
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import chat_pieces, control_tokens, text_reader
 from ctrlreward.models.pairs import encode_pairs
@@ -152,26 +152,19 @@ def test_a_control_token_that_a_normalizer_would_make(
 
 
 def test_a_mask_in_a_text_is_not_the_blank(tiny_t5: str, tiny_bart: str, pegasus: str) -> None:
-    """The blank is kept where the text is truncated, and three texts have three scores."""
+    """The blank is kept where the text is truncated, and two texts have two scores."""
     for folder, token in ((tiny_t5, "<extra_id_0>"), (tiny_bart, "<mask>"), (pegasus, "<mask_1>")):
         infiller = Seq2SeqInfiller(folder)
         infiller.max_tokens = 30
-        scores, kept = [], []
-        fill = infiller.fill
-
-        def spy(sources, fillings, kept=kept, fill=fill):  # type: ignore[no-untyped-def]
-            kept.extend(sources)
-            return fill(sources, fillings)
-
-        infiller.fill = spy  # type: ignore[method-assign]
-        for words in ("a dog", "the soup", "any day"):
-            left = f"It was {token}. " + "The food was good. " * 20 + words
-            ((score,),) = filled(infiller, [blank(left, " quick.", (" cold",))])
-            scores.append(float(score.log_probs.sum()))
-        assert len({*scores}) == 3
+        left = f"It was {token}. " + "The food was good. " * 20
+        blanks = [blank(left + words, " quick.", (" cold",)) for words in ("a dog", "the soup")]
+        with inputs_seen(infiller.model.get_encoder()) as seen:
+            (first,), (second,) = filled(infiller, blanks)
+        assert first.log_probs.sum() != second.log_probs.sum()
         mask = infiller.tokenizer.convert_tokens_to_ids(token)
-        assert [row.tolist().count(mask) for row in kept] == [1, 1, 1]
-        assert all(len(row) == 30 for row in kept)
+        rows = [row for inputs in seen for row in inputs["input_ids"].tolist()]
+        assert [row.count(mask) for row in rows] == [1, 1]
+        assert all(len(row) == 30 for row in rows)
 
 
 def test_three_texts_have_three_scores(tiny_causal: Callable[..., str], tmp_path: Path) -> None:
@@ -187,11 +180,8 @@ def test_three_texts_have_three_scores(tiny_causal: Callable[..., str], tmp_path
     spelled = tokenizer(texts[0], split_special_tokens=True).input_ids
     scores = continued(CausalLM(folder), [("", texts[0])])
     assert scores[0].ids.tolist() == spelled
-    encoder = save_bert(tmp_path, BertModel)
-    texts = [f"The food was {token}." for token in ("[SEP]", "[MASK]", "[PAD]")]
-    values = Similarity(encoder).score(texts, sources=["The food was good."] * 3)
-    assert all(len({*column}) == 3 for column in values.values())
-    (pair,) = encode_pairs(AutoTokenizer.from_pretrained(encoder), [("a [SEP] b", "c [SEP]")], 64)
+    bert = AutoTokenizer.from_pretrained(save_bert(tmp_path, BertModel))
+    (pair,) = encode_pairs(bert, [("a [SEP] b", "c [SEP]")], 64)
     assert pair.ids.count(2) == 2  # those that the tokenizer adds
     assert [("a [SEP] b")[start:end] for start, end in pair.spans][-1] == "b"
 

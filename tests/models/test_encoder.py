@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import save_bert
-from transformers import AlbertConfig, AlbertModel, AutoModel, AutoTokenizer, BertModel
+from transformers import AutoModel, AutoTokenizer, BertModel
 
 from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.models.sources import resolve
@@ -50,21 +50,6 @@ def test_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
     assert vectors.shape == (len(TEXTS), 384)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-
-
-def test_a_layer_of_a_model_that_repeats_one(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(resolve("minilm-l6"))
-    shape = {"embedding_size": 8, "hidden_size": 16, "intermediate_size": 32}
-    layers = {"num_hidden_layers": 3, "num_attention_heads": 2, "initializer_range": 0.5}
-    config = AlbertConfig(vocab_size=len(tokenizer), **shape, **layers)
-    model = AlbertModel(config).eval()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    with torch.inference_mode():
-        states = model(**tokenizer("no.", return_tensors="pt"), output_hidden_states=True)
-    (found,) = Encoder(str(tmp_path), layer=2).token_embeddings(["no."])
-    np.testing.assert_allclose(found, states.hidden_states[2][0].numpy(), atol=1e-5)
 
 
 def test_published_layers_are_known_by_name(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from scipy.stats import spearmanr
 from tiny_models import word_tokenizer
 from transformers import PreTrainedTokenizerBase
@@ -73,13 +72,6 @@ def test_the_published_table_is_read_and_wordfreq_orders_sentences_as_it_does(
     # log(1 + |C|) / f with a whole f, for one and the same |C|.
     f = math.log(1 + 98_344_542) / published.weights[published.weights > 0]
     np.testing.assert_allclose(f, np.round(f), rtol=1e-9)
-
-
-@given(hnp.arrays(np.float64, st.integers(0, 20), elements=st.floats(0, 1e300)))
-def test_a_table_goes_round(tmp_path_factory: pytest.TempPathFactory, weights: np.ndarray) -> None:
-    path = tmp_path_factory.getbasetemp() / "iwf.txt"
-    InverseFrequency(weights).save(path)
-    np.testing.assert_array_equal(InverseFrequency.from_file(path).weights, weights)
 
 
 @pytest.mark.parametrize("weights", [[[1.0]], [1.0, -2.0], [math.nan]])

@@ -12,7 +12,7 @@ from ctrlreward.models.causal import BlankOrders, CausalLM
 from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.tasks import Blank, Patterns
 from ctrlreward.models.tokenization import characters
-from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
+from ctrlreward.scorers.ctrleval import consistency_blanks, relevance_blanks
 from ctrlreward.scorers.task import Evaluator
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -55,6 +55,7 @@ def asked(tokenizer: Any, blanks: Sequence[Blank], text: str = "") -> list[tuple
         (blank(" ", " ", ("It was good.",), ends=True), ("", "It was good.")),
         # Elsewhere what follows comes first.
         (blank("It was ", " A meal.", ("good.",)), ("A meal.\n\nIt was", " good.")),
+        (blank("One. ", " Three.", ("Two.",), ends=True), ("Three.\n\nOne.", " Two.")),
         (blank("", "  was good.", ("The food",)), ("was good.\n\n", "The food")),
     ],
 )
@@ -66,7 +67,6 @@ def test_how_a_blank_is_put(plain: Any, given: Blank, expected: tuple[str, str])
     "tokens",
     [
         ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-        ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
         ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     ],
 )
@@ -89,28 +89,6 @@ def test_fill_in_the_middle_tokens_are_used_where_there_are_any(
     ]
     # Each of them is one token, not spelled out.
     assert len(tokenizer(prefix + suffix + middle).input_ids) == 3
-
-
-def test_what_the_aspects_of_ctrleval_become(plain: Any) -> None:
-    assert asked(plain, coherence_blanks(["One.", "Two.", "Three."])) == [
-        ("Two. Three.\n\n", "One."),
-        ("Three.\n\nOne.", " Two."),
-        ("One. Two.", " Three."),
-    ]
-    assert asked(plain, consistency_blanks("The food was good.", "The food")) == [
-        ("The food", " was good."),
-        ("was good.\n\n", "The food"),
-    ]
-    assert asked(plain, consistency_blanks("In short, no.", "In short"))[0] == ("In short", ", no.")
-    prompts = ["<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"]
-    assert asked(
-        plain, relevance_blanks([Evaluator(p, ("good", "bad")) for p in prompts]), "A meal."
-    ) == [
-        ("A meal. It was", " good."),
-        ("A meal. It was", " bad."),
-        ("A meal.\n\nIt was", " good."),
-        ("A meal.\n\nIt was", " bad."),
-    ]
 
 
 def test_a_conversational_model_remarks_on_the_users_text(plain: Any) -> None:

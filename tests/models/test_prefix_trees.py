@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.models.causal import Row, padded_inputs, tree_inputs, trees
+from ctrlreward.models.causal import Row, tree_inputs, trees
 from ctrlreward.models.tokenization import NOTHING
 
 # Few tokens, so that sequences begin alike.
@@ -61,36 +61,3 @@ def test_no_beginning_is_twice_in_a_tree_and_none_is_too_large(
         seen = paths(row, inputs, place)
         assert len({tuple(path) for path in seen}) == len(row.tree.ids)
         assert len(row.tree.ids) <= max(most, *(len(s) - 1 for s, _ in scored))
-
-
-@given(st.lists(SEQUENCE.filter(lambda s: len(s) > 1), min_size=1))
-def test_trees_of_no_nodes_are_chains(sequences: list[list[int]]) -> None:
-    forest = trees([(ids, 1) for ids in sequences], 0)
-    read = [tree.ids.tolist() for tree in forest.trees]
-    for ids in sequences:
-        assert any(tree[: len(ids) - 1] == ids[:-1] for tree in read)
-    assert len(read) <= len({tuple(ids) for ids in sequences})
-    for tree in forest.trees:
-        assert tree.depths.tolist() == [*range(len(tree.ids))]
-        assert (tree.ends == len(tree.ids)).all()
-
-
-def test_a_tree_by_hand() -> None:
-    ((tree,), tokens, sizes) = trees([([5, 6, 7, 1], 1), ([5, 8, 1], 2), ([5, 6, 1], 0)], 9)
-    assert tree.ids.tolist() == [5, 6, 7, 8]
-    assert tree.depths.tolist() == [0, 1, 2, 1]
-    assert tree.ends.tolist() == [4, 3, 3, 4]
-    assert tree.predicting.tolist() == [-1, 0, 1, 0, 1, 2, 3]
-    assert tree.places.tolist() == [4, 5, 6, 0, 1, 2, 3]
-    assert tokens.tolist() == [6, 7, 1, 1, 5, 6, 1]
-    assert sizes.tolist() == [3, 1, 3]
-    inputs = tree_inputs(MODEL, [Row(NOTHING, tree)])
-    seen = (inputs["attention_mask"][0, 0] == 0).int().tolist()
-    assert seen == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
-
-
-def test_padding_sees_itself_alone() -> None:
-    rows = [Row(NOTHING, trees([(ids, 1)], 0).trees[0]) for ids in ([1, 2, 3, 4], [1, 2])]
-    seen = tree_inputs(MODEL, rows)["attention_mask"][1, 0] == 0
-    assert seen.int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    assert padded_inputs(MODEL, rows)["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]

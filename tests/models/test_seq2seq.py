@@ -71,24 +71,6 @@ def test_each_distinct_pattern_is_encoded_once(family: str, pair_of: Callable[[s
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_words_of_one_token_share_one_decoder_row(
-    family: str, pair_of: Callable[[str], Pair]
-) -> None:
-    infiller, twin = pair_of(family)
-    long = blank(TEXT + " It was ", ".", ("good", "bad", "food", "a", "the"))
-    read: dict[str, list[int]] = {}
-    for word in long.targets:
-        _, decoder, first = twin.passes(long, word)
-        if len(decoder) == first + 1:
-            read[word] = decoder[:-1]
-    assert len(read) > 1
-    with inputs_seen(infiller.model.get_decoder()) as seen:
-        filled(infiller, [long._replace(targets=tuple(read))])
-    (inputs,) = seen
-    assert inputs["input_ids"].tolist() == [*read.values()][:1]
-
-
 # Longer than what the model reads.
 
 

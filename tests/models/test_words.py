@@ -25,11 +25,6 @@ def test_words_and_marks_are_apart(text: str, expected: str) -> None:
     assert split_words_and_marks(text) == expected.split()
 
 
-def test_words_at_white_space_keep_their_marks() -> None:
-    assert split_words("The food  was\tGOOD.\n") == ["the", "food", "was", "good."]
-    assert split_words(" ") == []
-
-
 @given(st.text("aB1't sn.,!? ’", max_size=20))
 def test_nothing_is_lost_and_twice_is_once(text: str) -> None:
     once = separate_words(text)

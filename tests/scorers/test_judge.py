@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ctrlreward import Criterion, Judge, Reward, RewardBatch, Rubric, Samples
 from ctrlreward.callbacks.report import scored_texts
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.held_out import HeldOutScorer
-from ctrlreward.scorers.records import read_scored_file, sample_table, write_scored_samples
+from ctrlreward.scorers.records import read_scored_file, write_scored_samples
 from ctrlreward.scorers.rubric import read_answer
 
 NAN = float("nan")
@@ -201,15 +200,12 @@ def test_reasons_are_stored_with_the_samples(serve: Serve, tmp_path: Path) -> No
     samples = Samples(["Thank you.", "No.", "  "])
     path = tmp_path / "step=000001.jsonl"
     held_out.score_samples(samples, path)
-    again, scores, _, reasons, _ = read_scored_file(path)
+    again, _, _, reasons, _ = read_scored_file(path)
     assert reasons == {
         "mean": ["polite: polite is 3\nshort: short is no", "", ""],
         "tone": ["polite is 3", "", ""],
     }
     assert again == samples
-    header, rows = sample_table(samples, scores, 3, reasons)
-    assert header == ["text", "mean", "tone", "mean_reason", "tone_reason"]
-    assert rows[0] == ["Thank you.", 2.25, 3.0, *(each[0] for each in reasons.values())]
     kept = tmp_path / "before.jsonl"
     write_scored_samples(kept, samples, {})
     for name in ("polite", "short"):  # one after the other
@@ -233,41 +229,26 @@ def test_reasons_of_a_reward(serve: Serve) -> None:
 # Outages
 
 
-def test_a_busy_server_is_waited_for_as_long_as_it_asks(serve: Serve) -> None:
-    replies: list[Any] = [*[Refusal(503, "0.3")] * 2, *[Refusal(429, "0.3")] * 3, "3", "1"]
+def test_a_busy_server_is_asked_again(serve: Serve) -> None:
+    replies: list[Any] = [Refusal(503, "0.01"), Refusal(429, "0.01"), "3", "1"]
     server = serve(lambda _: replies.pop(0))
     judge = Judge("m", RATE, server.address, concurrency=1)
-    started = time.monotonic()
     assert judge.score(["A", "B"])["warmth"].tolist() == [3.0, 1.0]
-    assert time.monotonic() - started > 5 * 0.3
-    assert len(server.requests) == 7
-
-
-def slow(_: str) -> str:
-    time.sleep(2)
-    return "3"
 
 
 @pytest.mark.parametrize(
-    ("reply", "options", "requests"),
+    ("reply", "requests"),
     [
-        (lambda _: Refusal(503, "0.01"), {"max_retries": 3}, 4),
-        (lambda _: Refusal(404, None, b"no such model"), {}, 1),
-        (lambda _: b'{"choices": []}', {}, 1),
-        (slow, {"timeout": 0.2, "max_retries": 0}, 1),
+        (Refusal(503, "0.01"), 4),
+        (Refusal(404, None, b"no such model"), 1),
+        (b'{"choices": []}', 1),
     ],
-    ids=["busy", "refuses", "of another kind", "slow"],
 )
-def test_a_server_without_an_answer_is_an_error(
-    serve: Serve, reply: Any, options: dict[str, Any], requests: int
-) -> None:
-    server = serve(reply)
+def test_a_server_without_an_answer_is_an_error(serve: Serve, reply: Any, requests: int) -> None:
+    server = serve(lambda _: reply)
     with pytest.raises(ConnectionError, match=server.address):
-        Judge("m", RATE, server.address, **options).score(["A"])
+        Judge("m", RATE, server.address, max_retries=3).score(["A"])
     assert len(server.requests) == requests
-
-
-def test_a_server_that_is_down_is_an_error() -> None:
     with pytest.raises(ConnectionError, match=r"http://127\.0\.0\.1:9"):
         Judge("m", RATE, "http://127.0.0.1:9", max_retries=0).score(["A"])
 
@@ -320,54 +301,23 @@ def test_replies(scores: dict[str, float], replies: dict[str, float]) -> None:
 def test_columns_of_a_rubric() -> None:
     rubric = Rubric("Is {text} a {label} version of {source}? {{x}}:", {"yes": 1, "no": 0})
     assert rubric.columns == ("texts", "labels", "sources")
-    with pytest.raises(ValueError, match="labels"):
-        Judge("m", rubric, "http://127.0.0.1:9").score(["a"], sources=["b"])
-
-
-ASKED = {"question": "b", "answers": [1, 2]}
 
 
 @pytest.mark.parametrize(
     ("given", "name"),
     [
         ({"prompt": "{txt}"}, "prompt"),
-        ({"prompt": "{text"}, "prompt"),
         ({"prompt": "How?"}, "prompt"),
-        ({"prompt": 3}, "prompt"),
-        ({"answers": {"good": "high", "bad": 0}}, "answers"),
         ({"answers": {True: 1, False: 0}}, "answers"),
-        ({"answers": {"good": 1}}, "answers"),
         ({"answers": {"good": 1, "bad": 1}}, "answers"),
         ({"criteria": {"a": WARM}}, "criteria"),
-        ({"answers": (), "criteria": {}}, "criteria"),
-        ({"answers": (), "criteria": {"a": 3}}, "criteria"),
-        ({"answers": (), "criteria": {"rating": 3}}, "criteria"),
-        ({"answers": (), "criteria": {"a": {"question": "b"}}}, "answers"),
+        ({"answers": (), "criteria": {"rating": WARM}}, "criteria"),
         ({"answers": (), "criteria": {"a": {"question": "b", "answers": [1]}}}, "answers"),
-        ({"answers": (), "criteria": {"a": {**ASKED, "question": " "}}}, "question"),
-        ({"answers": (), "criteria": {"a": {**ASKED, "weight": 0}}}, "weight"),
     ],
 )
 def test_wrong_rubrics(given: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=name):
         Rubric(**{"prompt": "Rate {text}", "answers": [1, 2], **given})
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rubric": "no-such.yaml"},
-        {"address": "localhost:8000"},
-        {"key_variable": "KEY", "address": None},
-        {"concurrency": 0},
-        {"timeout": 0},
-        {"max_retries": -1},
-        {"max_tokens": 0},
-    ],
-)
-def test_wrong_options(options: dict[str, Any]) -> None:
-    with pytest.raises((ValueError, OSError), match=next(iter(options))):
-        Judge("m", **{"rubric": RATE, "address": "http://127.0.0.1:9", **options})
 
 
 def test_a_rubric_file_in_a_reward(serve: Serve, tmp_path: Path) -> None:
@@ -390,7 +340,4 @@ criteria:
     assert server.requests[0][2]["max_tokens"] == 4000
     rubric.write_text('prompt: "How warm? {text}"\nanswers: {yes: 1, no: 0}\n')  # YAML's booleans
     with pytest.raises(ValueError, match="answers"):
-        Rubric.load(rubric)
-    rubric.write_text("promt: How warm?\n")
-    with pytest.raises(ValueError, match="promt"):
         Rubric.load(rubric)

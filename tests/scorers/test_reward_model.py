@@ -26,7 +26,6 @@ from trl import RewardConfig, RewardTrainer
 
 from ctrlreward import (
     Accuracy,
-    Reward,
     RewardModel,
     Samples,
 )
@@ -156,16 +155,9 @@ def test_rewards_are_the_models_own_alone_and_in_company_padded_on_any_side(
     np.testing.assert_allclose(together, expected, rtol=0, atol=1e-5)
     alone = [scorer.score(samples[[i]])["reward"][0] for i in range(len(samples))]
     np.testing.assert_allclose(alone, expected, rtol=0, atol=1e-5)
-    near = RewardModel(folder, dtype="bfloat16").score(samples)["reward"]
-    np.testing.assert_allclose(near, expected, rtol=0, atol=0.05 * (1 + abs(expected).max()))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for side in ("left", "right"):
-        # Transformers itself, padded on a side, and our scores by a tokenizer of that side.
         tokenizer.padding_side = side
-        batch = tokenizer.pad({"input_ids": rows}, return_tensors="pt")
-        with torch.no_grad():
-            padded = model(**batch).logits[:, 0].double().numpy()
-        np.testing.assert_allclose(together, padded, rtol=0, atol=1e-4)
         shutil.copytree(folder, tmp_path / side)
         tokenizer.save_pretrained(tmp_path / side)
         found = RewardModel(str(tmp_path / side)).score(samples)["reward"]
@@ -252,14 +244,11 @@ def test_the_last_token_is_read_with_and_without_a_padding_token(
 
 
 def test_what_cannot_be_scored_is_nan(chat_model: str) -> None:
-    samples = Samples(
-        ["", "Good", "It was.", "Good soup."],
-        prefixes=["", "Good", "", "Good"],
-        prompts=["a", "b", "\ud800", "d"],
-    )
-    scored = Reward({"rm": RewardModel(chat_model)["reward"]})(samples)
-    np.testing.assert_array_equal(scored.failed, [True, True, True, False])
-    assert failures_of(RewardModel(chat_model), samples).keys() == {0, 1, 2}
+    prefixes, prompts = ["Good", "", "Good"], ["b", "\ud800", "d"]
+    samples = Samples(["Good", "It was.", "Good soup."], prefixes=prefixes, prompts=prompts)
+    found = RewardModel(chat_model).score(samples)["reward"]
+    assert np.isnan(found).tolist() == [True, True, False]
+    assert failures_of(RewardModel(chat_model), samples).keys() == {0, 1}
 
 
 def test_several_ratings_have_names(ratings: str) -> None:
@@ -277,18 +266,14 @@ def test_several_ratings_have_names(ratings: str) -> None:
 def test_models_of_other_kinds_are_refused(
     chat_model: str, base: str, adapter: str, tmp_path: Path
 ) -> None:
-    labels = {"id2label": {"0": "a"}, "label2id": {"a": 0}}
     head = {"auto_map": {"AutoModelForSequenceClassification": "modeling_own.Model"}}
-    kind = {"auto_map": {"AutoConfig": "modeling_own.Config"}, "model_type": "own"}
     shutil.copytree(adapter, tmp_path / "headless")
     file = tmp_path / "headless" / "adapter_model.safetensors"
     save_file({k: weight for k, weight in load_file(file).items() if "lora_" in k}, file)
     for folder in (
         base,
-        changed_config(base, tmp_path / "untrained", **labels),
         save_bert(tmp_path / "classifier", BertForSequenceClassification),
         changed_config(chat_model, tmp_path / "head", **head),
-        changed_config(chat_model, tmp_path / "type", **kind),
         str(tmp_path / "headless"),
     ):
         with pytest.raises(ValueError, match=f"model = '{folder}"):
@@ -297,21 +282,10 @@ def test_models_of_other_kinds_are_refused(
         Accuracy(chat_model).load()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"template": "chatt"},
-        {"template": "{completion} {promt}"},
-        {"template": "{completion"},
-        {"truncation_side": "top"},
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        RewardModel("a", **arguments)
-
-
-def test_a_chat_needs_prompts_and_a_template(chat_model: str, ratings: str) -> None:
+def test_a_template_has_known_parts_and_a_chat_prompts(chat_model: str, ratings: str) -> None:
+    for wrong in ("chatt", "{completion} {promt}", "{completion"):
+        with pytest.raises(ValueError, match="template"):
+            RewardModel("a", wrong)
     with pytest.raises(ValueError, match="prompts"):
         RewardModel(chat_model, template="chat").score(ANSWERS)
     with pytest.raises(ValueError, match="template"):

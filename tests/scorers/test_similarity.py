@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +34,6 @@ def test_equals_one_pair_at_a_time(scorer: Similarity) -> None:
         result = each.score(Samples(texts, sources=sources))["similarity"]
         assert result.dtype == np.float64
         np.testing.assert_allclose(result, expected, atol=1e-5)
-
-
-def test_a_long_source_is_named(scorer: Similarity, caplog: pytest.LogCaptureFixture) -> None:
-    samples = Samples(["", "good food", "fine"], sources=["x", "y", "food " * 5000])
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        values = scorer.score(samples)["similarity"]
-    assert any("5002 tokens" in message for message in caplog.messages)
-    assert np.isfinite(values[2])
 
 
 def test_word_vectors_serve_as_encoder() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from word_classifiers import FirstWord
+from word_classifiers import CountingWords
 
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.models.tasks import Continuation, TokenScores
@@ -45,31 +45,21 @@ class Overlap:
 
 @pytest.fixture
 def quality() -> TransferQuality:
-    similarity, perplexity = Similarity(), Perplexity()
-    vars(similarity)["loaded_model"] = Overlap()
+    perplexity = Perplexity()
     vars(perplexity)["loaded_model"] = EvenModel()
-    return TransferQuality(Accuracy(FirstWord()), similarity, perplexity)
+    judge = CountingWords(negative="bad", positive="good")
+    return TransferQuality(Accuracy(judge), Similarity(Overlap()), perplexity)
 
 
 def test_each_sample_gets_the_gm_of_its_own_sides(quality: TransferQuality) -> None:
     scores = quality.score(SAMPLES)
-    np.testing.assert_allclose(scores["label_probability"], [0.9, 0.2, np.nan, 0.9])
+    np.testing.assert_allclose(scores["label_probability"], [0.75, 0.25, np.nan, 0.75])
     np.testing.assert_allclose(scores["similarity"], [0.8, 1, np.nan, 4 / math.sqrt(7 * 5)])
     np.testing.assert_allclose(scores["perplexity"], [32, 32, np.nan, 34])
-    # (90 - 63) (80 - 71) min(97 - 32, 32 + 37) by hand; the last lacks similarity.
-    np.testing.assert_allclose(scores["gm"], [(27 * 9 * 65) ** (1 / 3), 0, np.nan, 0])
-
-
-def test_all_declared_scores_are_given_within_their_range(quality: TransferQuality) -> None:
-    scores = quality.score(SAMPLES)
-    assert set(scores) == set(quality.specs)
-    for name, values in scores.items():
-        low, high = quality.specs[name].range
-        valid = values[~np.isnan(values)]
-        assert ((low <= valid) & (valid <= high)).all()
+    # (75 - 63) (80 - 71) min(97 - 32, 32 + 37) by hand; the last lacks similarity.
+    np.testing.assert_allclose(scores["gm"], [(12 * 9 * 65) ** (1 / 3), 0, np.nan, 0])
     # 100 - 63, 100 - 71, and 67 on either side of a perplexity of 30.
     assert quality.specs["gm"].range == pytest.approx((0, (37 * 29 * 67) ** (1 / 3)))
-    assert quality.specs["gm"].higher_is_better
 
 
 def test_corpus_figures_are_those_of_the_papers_tables(quality: TransferQuality) -> None:
@@ -90,9 +80,9 @@ def test_other_thresholds(quality: TransferQuality) -> None:
     parts = (quality.accuracy, quality.similarity, quality.perplexity)
     other = TransferQuality(*parts, (0.0, 0.0, 100.0, 0.0))
     scores = other.score(SAMPLES)
-    assert scores["gm"][1] == pytest.approx((20 * 100 * 32) ** (1 / 3))
+    assert scores["gm"][1] == pytest.approx((25 * 100 * 32) ** (1 / 3))
     assert other.specs["gm"].range == pytest.approx((0, (100 * 100 * 50) ** (1 / 3)))
     # The perplexities are 32 and 34; what lies below t4 earns nothing, and less near it.
     for t4, fluency in ((20.0, 12), (31.0, 1), (32.0, 0), (33.0, 0)):
         gm = TransferQuality(*parts, (63.0, 71.0, 97.0, t4)).score(SAMPLES)["gm"][0]
-        assert gm == pytest.approx((27 * 9 * fluency) ** (1 / 3), abs=1e-9)
+        assert gm == pytest.approx((12 * 9 * fluency) ** (1 / 3), abs=1e-9)
