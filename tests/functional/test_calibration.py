@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from typing import get_args
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from ctrlreward.functional.calibration import label_bias
-from ctrlreward.functional.ctrleval import Weighting, label_probabilities
+from ctrlreward.functional.ctrleval import label_probabilities
 
 LOG_PROBS = st.floats(-30, 0)
 TEXTS, EVALUATORS, LABELS = (st.shared(st.integers(1, 4), key=key) for key in "ijk")
@@ -28,13 +26,6 @@ def test_the_bias_is_the_mean_over_texts_from_which_the_mean_over_labels_is_take
         means = [sum(references[i, j, k] for i in range(texts)) / texts for k in range(labels)]
         expected = [mean - sum(means) / labels for mean in means]
         np.testing.assert_allclose(bias[j], expected, atol=1e-12)
-
-
-@given(TEXT, st.lists(LOG_PROBS, min_size=1, max_size=4), st.sampled_from(get_args(Weighting)))
-def test_words_that_are_favoured_alike_change_nothing(text, priors, weights) -> None:
-    bias = label_bias([np.full(text.shape, prior) for prior in priors])
-    calibrated = label_probabilities(text - bias, weights)
-    np.testing.assert_allclose(calibrated, label_probabilities(text, weights), atol=1e-12)
 
 
 @given(REFERENCES, TEXT, st.data(), st.just("mean"))

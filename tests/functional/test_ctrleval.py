@@ -26,16 +26,6 @@ WEIGHTS = npst.arrays(np.float64, COUNTS, elements=st.just(0.0) | st.floats(1e-3
 # Coherence and consistency
 
 
-@given(SCORES, WEIGHTS)
-def test_weighted_mean_equals_the_sum_of_weighted_scores(scores, weights) -> None:
-    total = sum(weights)
-    if total == 0:
-        expected = sum(scores) / len(scores)
-    else:
-        expected = sum(s * (w / total) for s, w in zip(scores, weights, strict=True))
-    assert weighted_mean(scores, weights) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
 def test_a_score_with_weight_0_does_not_count() -> None:
     scores = np.array([-np.inf, -2.0, -3.0])
     assert weighted_mean(scores, np.array([0.0, 1.0, 3.0])) == -2.75

@@ -34,13 +34,3 @@ def test_equals_comparing_all_pairs(given_) -> None:
     front = non_dominated(points, directions)
     assert front.dtype == np.bool_
     assert front.tolist() == expected
-
-
-def test_equal_points_are_on_the_front_together_or_not_at_all() -> None:
-    assert non_dominated([[1, 2], [1, 2]], ["max", "max"]).tolist() == [True, True]
-    assert non_dominated([[1, 2], [1, 2], [1, 3]], ["max", "max"]).tolist() == [False, False, True]
-    assert non_dominated([[1, 2], [1, 3]], ["max", "min"]).tolist() == [True, False]
-
-
-def test_no_points() -> None:
-    assert non_dominated(np.empty((0, 2)), ["max", "min"]).tolist() == []

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 from math import isnan
 
@@ -57,36 +56,6 @@ def test_draws_are_those_of_resampled_rows(table: list[tuple[float, bool]], seed
         drawn = np.repeat(np.arange(len(scores)), counts)
         expected = counted(scores[drawn].tolist(), positive[drawn].tolist())
         assert value == pytest.approx(expected, nan_ok=True)
-
-
-@pytest.fixture
-def five_clusters() -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
-    """Scores before and after, labels and clusters of unequal size; a few samples failed."""
-    random = np.random.default_rng(0)
-    clusters = np.repeat(np.arange(5), [4, 6, 8, 10, 12])
-    positive = np.arange(40) % 2 == 0
-    before = random.normal(size=40).round(1) + 0.3 * positive
-    after = random.normal(size=40).round(1) + positive * (1 + 0.3 * clusters)
-    before[[3, 17]] = after[[8, 30, 31]] = NAN
-    return before, after, positive, clusters.tolist()
-
-
-def test_interval_equals_that_of_all_possible_draws(five_clusters) -> None:
-    before, after, positive, clusters = five_clusters
-    exact = []
-    for draw in itertools.product(range(5), repeat=5):
-        drawn = [row for cluster in draw for row in np.flatnonzero(np.equal(clusters, cluster))]
-        sides = (
-            counted(side[drawn].tolist(), positive[drawn].tolist()) for side in (after, before)
-        )
-        exact.append(next(sides) - next(sides))
-    interval = paired_auc_bootstrap(before, after, positive, clusters, resamples=50_000)
-    for end, at in ((interval.low, 0.025), (interval.high, 0.975)):
-        assert np.quantile(exact, at - 0.005) <= end <= np.quantile(exact, at + 0.005)
-    expected = counted(after.tolist(), positive.tolist())
-    expected -= counted(before.tolist(), positive.tolist())
-    assert interval.value == pytest.approx(expected)
-    assert interval.low < interval.value < interval.high
 
 
 def test_draws_of_one_label_are_left_out() -> None:

@@ -42,22 +42,6 @@ def test_equals_the_formula_by_hand(acc: float, sim: float, pp: float) -> None:
     assert adjusted_gm(acc, sim, pp) == pytest.approx(by_hand(acc, sim, pp), rel=1e-9, abs=1e-9)
 
 
-@given(st.lists(st.tuples(shares, cosines, perplexities), max_size=8))
-def test_arrays_equal_their_items(rows: list[tuple[float, float, float]]) -> None:
-    columns = np.array(rows).reshape(-1, 3).T
-    values = adjusted_gm(*columns)
-    assert values.dtype == np.float64
-    np.testing.assert_array_equal(values, [adjusted_gm(*row) for row in rows])
-
-
-@pytest.mark.parametrize(
-    ("acc", "sim", "pp"),
-    [(0.63, 0.9, 30), (0.9, 0.71, 30), (0.9, -0.5, 30), (0.9, 0.9, 97), (0.9, 0.9, np.inf)],
-)
-def test_gm_is_0_if_one_side_is_at_its_threshold(acc: float, sim: float, pp: float) -> None:
-    assert adjusted_gm(acc, sim, pp) == 0
-
-
 def test_abnormally_low_perplexity_is_penalized() -> None:
     thresholds = (63.0, 71.0, 97.0, 10.0)
     low, middle, high = adjusted_gm(0.9, 0.9, [11.0, 53.5, 96.0], thresholds)

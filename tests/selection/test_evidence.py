@@ -125,6 +125,8 @@ def test_drift_is_a_change_in_either_direction() -> None:
 def test_a_decline_within_the_margin_does_not_matter() -> None:
     rows = declining(4, 1.0, 10)
     assert alarm(rows)
+    failed = [{**row, "y": np.append(row["y"], np.nan)} for row in rows]
+    assert alarm(failed)  # a prompt that fails has no part in the margin
     assert not alarm(rows, margin=5.0)
     assert not alarm(rows, margin={"y": 5.0})
     # With many prompts a harmless decline is certain, but within a tenth of their spread.
@@ -172,14 +174,6 @@ def test_as_many_other_prompts_are_not_pairs(kind: Any) -> None:
         assert "improved" in other
 
 
-def test_failed_prompts_are_left_out() -> None:
-    rows = declining(0, 2.0, 8)
-    for row in rows:
-        row["y"] = np.concatenate([row["y"], [np.nan]])
-    assert alarm(rows)
-    assert "with 32 prompts" in fold(AlarmRule("proxy", "y"), rows)[1][-1].reason
-
-
 # Best
 
 
@@ -192,14 +186,6 @@ def near(best: float, *others: float, seed: int = 0) -> list[dict[str, Any]]:
         noise = level + rng.normal(size=32) / 4
         rows.append({"y": noise - noise.mean() + mean})
     return rows
-
-
-def test_reason_says_what_cannot_be_told_apart() -> None:
-    rule = BestRule("y")
-    _, decisions = fold(rule, near(0.67, 0.64, 0.1))
-    assert "y is 0.6400, not distinguishable from 0.6700 at step 10" in decisions[1].reason
-    assert "with 32 prompts), not among the best 1" in decisions[1].reason
-    assert "y is 0.1000, distinguishable from 0.6700 at step 10" in decisions[2].reason
 
 
 def test_the_selection_is_explained() -> None:
@@ -277,24 +263,6 @@ def test_a_resumed_run_judges_its_last_validation_again(settings, stays) -> None
 
 
 # All
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        AlarmRule("proxy", "y", reference="best"),
-        AlarmRule("proxy", {"y": "drift"}),
-        BestRule("y", top_k=2, constraints={"y": (-9, 9)}),
-        StopRule("y", patience=3, decline=True, min_delta="noise"),
-    ],
-    ids=repr,
-)
-def test_a_restored_state_continues_as_the_original(rule: Rule) -> None:
-    rows = declining(6, 0.7, 7, 12)
-    rows[3]["y"][2] = np.nan
-    whole = fold(rule, rows)
-    for cut in range(1, len(rows)):
-        assert repr(fold(rule, rows, cut)) == repr(whole)
 
 
 @pytest.mark.parametrize(
