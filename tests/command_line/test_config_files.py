@@ -13,7 +13,6 @@ from ctrlreward.command_line.config_files import (
     read_config,
     read_job,
     resolved,
-    with_extended,
 )
 from ctrlreward.jobs.training_job import build
 
@@ -34,24 +33,16 @@ def test_one_option_moves_all_that_names_the_runs_folder(tmp_path: Path) -> None
     (tmp_path / "base.yaml").write_text(BASE % (tmp_path / "base"))
     top = {"extends": "base.yaml", "trainer": {"default_root_dir": str(tmp_path / "run")}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(top))
-    for options, folder in (
-        ([], "run"),
-        ([f"--trainer.default_root_dir={tmp_path / 'other'}"], "other"),
+    config = ["--config", str(tmp_path / "run.yaml")]
+    option = f"--trainer.default_root_dir={tmp_path / 'other'}"
+    for arguments, folder in (
+        (config, "run"),
+        ([*config, option], "other"),
+        ([option, *config], "other"),
     ):
-        trainer = build(["--config", str(tmp_path / "run.yaml"), *options]).trainer
+        trainer = build(arguments).trainer
         assert Path(trainer.default_root_dir) == tmp_path / folder
         assert Path(str(trainer.loggers[0].save_dir)) == tmp_path / folder / "history"
-
-
-def test_a_file_is_extended_through_several(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("extends: b.yaml\nc: 1")
-    (tmp_path / "b.yaml").write_text("extends: a.yaml")
-    (tmp_path / "a.yaml").write_text("a: 1")
-    arguments = with_extended([f"--config={tmp_path / 'c.yaml'}", "--x=1"])
-    assert arguments == ["--config", "a: 1\nc: 1\n", "--x=1"]
-    before = with_extended(["--x=1", "--config", str(tmp_path / "c.yaml")])
-    assert before == arguments  # else the file would replace the option
-    assert with_extended(["-c", str(tmp_path / "a.yaml")]) == ["--config", str(tmp_path / "a.yaml")]
 
 
 def test_a_file_can_not_extend_itself(tmp_path: Path) -> None:
@@ -98,7 +89,6 @@ DEMO = CONFIGS / "controlled_generation" / "sentiment_smollm2.yaml"
 MISTAKES = (
     "--trainer.max_step=3",
     "--model.lora.lora_alph=8",  # options of classes are not abbreviated
-    "--model.objective.bet=1",
     "--model.generation.temperature=-1",
     "--ckpt_path=nope.ckpt",
     "--trainer.callbacks.dirpath=${trainer.root}",

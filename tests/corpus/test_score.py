@@ -6,8 +6,6 @@ import csv
 import fcntl
 import json
 import multiprocessing
-import os
-import resource
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,9 +15,7 @@ import fsspec
 import numpy as np
 import pyarrow.parquet
 import pytest
-import yaml
 from fakes import Interrupted, OneLetter, Rank
-from warm_python import WarmProcess
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
@@ -37,9 +33,8 @@ EXPECTED = [r["text"].count("e") / 3 if r["text"] else None for r in RECORDS]
 
 @pytest.fixture(autouse=True)
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in an empty folder, with the scorers of `fakes` importable, in small parts."""
+    """Work in an empty folder, in small parts."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     monkeypatch.setattr(parts, "FIRST", 4)
     monkeypatch.setattr(parts, "MOST", 4)
     OneLetter.calls.clear()
@@ -71,17 +66,10 @@ def write_csv(name: str, records: list[dict[str, Any]]) -> None:
 def test_all_formats_keep_columns_and_add_scores(source: str, target: str) -> None:
     (write_csv(source, RECORDS) if source == "in.csv" else write(RECORDS))
     main(["score", source, target, BY_LETTERS])
-    if target == "out.jsonl":
-        rows = [json.loads(line) for line in Path(target).read_text().splitlines()]
-    elif target == "out.csv":
-        with open(target, newline="") as file:
-            rows = list(csv.DictReader(file))
-        rows = [r | {"letters": float(r["letters"]) if r["letters"] else None} for r in rows]
-    else:
-        rows = pyarrow.parquet.read_table(target).to_pylist()
+    rows = read_rows(target)
     assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
     assert [int(row["id"]) for row in rows] == list(range(10))
-    assert [row["letters"] for row in rows] == EXPECTED
+    np.testing.assert_array_equal(number_column(rows, "letters"), np.array(EXPECTED, float))
     assert list(rows[0]) == ["id", "text", "letters"]
     assert {path.name for path in Path().iterdir()} == {source, target}
 
@@ -93,18 +81,16 @@ def test_an_input_by_a_url() -> None:
 
 
 def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: None) -> None:
-    evaluators = {
-        "class_path": "ctrlreward.scorers.CTRLEval",
-        "init_args": {"model": tiny_llama(LETTERS), "aspects": ["attribute_relevance"]},
-    }
-    config = {
-        "scorers": [
-            {"class_path": "fakes.OneLetter", "init_args": {"letter": "o"}},
-            {"class_path": "Accuracy", "init_args": {"model": evaluators}},
-        ],
-        "columns": {"text": "output", "label": "wanted"},
-    }
-    Path("scorers.yaml").write_text(yaml.safe_dump(config))
+    Path("scorers.yaml").write_text(f"""
+scorers:
+- {{class_path: fakes.OneLetter, init_args: {{letter: o}}}}
+- class_path: Accuracy
+  init_args:
+    model:
+      class_path: ctrlreward.scorers.CTRLEval
+      init_args: {{model: {tiny_llama(LETTERS)}, aspects: attribute_relevance}}
+columns: {{text: output, label: wanted}}
+""")
     write([{"output": "so good", "wanted": "positive"}] * 2)
     main(["score", "in.jsonl", "out.jsonl", "--config", "scorers.yaml"])
     rows = read_rows(Path("out.jsonl"))
@@ -172,7 +158,7 @@ def test_a_text_that_is_not_unicode_is_one_nan_and_one_warning(
 
 
 @pytest.mark.parametrize("source", ["in.jsonl", "in.csv", "in.parquet"])
-@pytest.mark.parametrize("n", [1, 3, 10])
+@pytest.mark.parametrize("n", [3, 10])
 def test_shards_are_the_whole_file(n: int, source: str, refused: Callable[..., str]) -> None:
     write(RECORDS)
     if source == "in.csv":
@@ -225,47 +211,6 @@ def test_a_killed_run_resumes(torn: str, stopped: None, refused: Callable[..., s
     np.testing.assert_array_equal(number_column(rows, "length"), lengths)
     np.testing.assert_array_equal(number_column(rows, "letters"), np.array(EXPECTED, np.float64))
     assert not LOG.exists()
-
-
-def test_a_run_that_is_killed_at_any_time_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()  # the parts of the other process
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    write([{"id": i, "text": f"text {i}"} for i in range(2000)])
-    scorer = ["--scorers", "fakes.Length"]
-    main(["score", "in.jsonl", "whole.jsonl", *scorer])
-    calls = tmp_path / "calls"
-    calls.mkdir()
-    command = ["score", "in.jsonl", "out.jsonl", *scorer, f"--scorers.folder={calls}"]
-    process = WarmProcess(
-        ["-m", "ctrlreward", *command, "--scorers.seconds=0.2"], tmp_path / "o", tmp_path / "e"
-    )
-    while len(list(calls.iterdir())) < 3 and process.wait(0.01) is None:
-        pass
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL
-    assert not Path("out.jsonl").exists()
-    main([*command, "--scorers.seconds=0.2"])
-    assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
-    assert len(list(calls.iterdir())) <= 12  # not one of each 256 rows, or of each row
-
-
-def test_a_full_disk_keeps_the_parts_and_is_named(
-    stopped: None, refused: Callable[..., str]
-) -> None:
-    before = LOG.read_bytes()
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limit[1]))
-    try:
-        error = refused("in.jsonl", "out.csv", *STOPPED)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert f"File too large: '{LOG}'" in error.replace(f"{Path.cwd()}/", ""), error
-    assert LOG.read_bytes().startswith(before)
-    main(["score", "in.jsonl", "out.csv", *STOPPED])
-    assert [row["text"] for row in read_rows("out.csv")] == [each["text"] for each in RECORDS]
 
 
 def test_a_log_that_was_cut_off_or_is_of_another_version_or_input_is_refused(
@@ -325,12 +270,10 @@ FILES: dict[str, list[dict[str, Any]]] = {
     "scored.jsonl": [{"text": "a text", "letters": 1}],
     "moods.jsonl": [{"text": "a", "mood": m} for m in ["positive"] * 9 + ["happy"]],
     "prefixes.jsonl": [{"text": "a b", "prefix": p} for p in "aaaaaaaaab"],
-    "bad.jsonl": [{"text": text} for text in ("a", "bad")],
 }
 # Arguments, with what the error names.
 WRONG = [
     ("in.jsonl o.csv --scorers CTRLEvl", "CTRLEvl"),
-    ("in.jsonl o.csv --scorers Accuracy", "Accuracy needs the column 'label'"),
     ("in.jsonl o.csv --scorers CTRLEval --scorers.aspects=consistency", "column 'prefix'"),
     (f"in.jsonl o.csv {BY_LETTERS} --label-map a:b", "a:b"),
     (f"body.jsonl o.csv {BY_LETTERS}", "column 'text'"),
@@ -338,7 +281,7 @@ WRONG = [
     (f"in.jsonl in.jsonl {BY_LETTERS}", "in.jsonl is the input"),
     ("moods.jsonl o.csv --scorers LexiconSentiment --columns.label mood", "moods.jsonl:10: mood"),
     (f"prefixes.jsonl o.csv {BY_LETTERS}", "prefixes.jsonl:10: prefix"),
-    *((f"in.jsonl o.csv {BY_LETTERS} --shard={s}", "shard") for s in ("0/2", "3/2", "1", "1/11")),
+    *((f"in.jsonl o.csv {BY_LETTERS} --shard={s}", "shard") for s in ("0/2", "3/2", "1")),
 ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from ctrlreward import Reward, Samples
+from ctrlreward import FunctionScorer, Reward, Samples
 from ctrlreward.cli import main
 from ctrlreward.models.passages import passages
 from ctrlreward.probing.examination import examine
@@ -47,16 +47,8 @@ def label_word(texts: Sequence[str], labels: Sequence[str]) -> list[float]:
     return [float(label in text) for text, label in zip(texts, labels, strict=True)]
 
 
-def shouting(texts: Sequence[str]) -> list[float]:
-    return [sum(map(str.isupper, text)) / (len(text) or 1) for text in texts]
-
-
 def short(texts: Sequence[str]) -> list[float]:
     return [-len(text) for text in texts]
-
-
-def tokens(texts: Sequence[str]) -> list[float]:
-    return [float("<" in text) for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +58,7 @@ def tokens(texts: Sequence[str]) -> list[float]:
         (keywords, {"generic praise"}),
         (overlap, {"prompt or source copied"}),
         (label_word, {"label repeated"}),
-        (shouting, {"capitals"}),
         (short, {"empty", "cut in half"}),
-        (tokens, {"special tokens"}),  # by the same in each text
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -92,21 +82,6 @@ def test_what_is_not_gamed() -> None:
     assert found.gamed == []
 
 
-@pytest.mark.parametrize("end", ["", " ", "  ", "\n"])
-def test_a_degraded_text_begins_with_its_prefix(end: str) -> None:
-    seen: list[str] = []
-
-    def record(texts: Sequence[str]) -> list[float]:
-        seen.extend(texts)
-        return [0.0] * len(texts)
-
-    prefixes = [f"The {noun}{end}" for noun in ("dog", "house", "bridge", "car")]
-    texts = [f"{prefix}{'' if end else ' '}was old." for prefix in prefixes]
-    examine(Reward({"a": record}), Samples(texts, prefixes=prefixes))
-    assert {*prefixes, *texts} <= {*seen}  # the empty remainder, and the whole
-    assert not any(f"{prefix} " in text for prefix in prefixes for text in seen if end)
-
-
 def test_a_failed_text_does_not_win() -> None:
     def only_long(texts: Sequence[str]) -> list[float | None]:
         return [len(text) if len(text.split()) > 5 else None for text in texts]
@@ -118,8 +93,6 @@ def test_a_failed_text_does_not_win() -> None:
 
 
 def test_a_component_that_is_better_when_lower_gains_when_it_falls() -> None:
-    from ctrlreward.scorers import FunctionScorer
-
     lower = FunctionScorer(length, higher_is_better=False)
     found = examine(Reward({"words": (lower, -1.0)}), SAMPLES)
     (cut,) = (f for f in found.findings if f.probe == "cut in half")
@@ -154,9 +127,7 @@ def test_the_command_probes_a_function_of_a_file(tmp_path, capsys) -> None:
     assert "padded to twice the length" in result["gamed"]
     assert "capitals" in result["blind"]
     assert run(f"{rewards}:ends") == 0  # the built-in passages
-    printed = capsys.readouterr().out
-    assert "gamed by: none of the probes" in printed
-    assert "sentences doubled               +0.000 (in all texts)" in printed
+    assert "gamed by: none of the probes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -165,7 +136,6 @@ def test_the_command_probes_a_function_of_a_file(tmp_path, capsys) -> None:
         (["reward"], "must be a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION, got 'reward'"),
         (["absent.py:f"], "No such file: absent.py"),
         (["json:dump_all"], "json has no function 'dump_all'"),
-        (["json:dumps", "--count", "0"], "count"),
     ],
 )
 def test_wrong_arguments(arguments, message, capsys) -> None:
@@ -176,5 +146,3 @@ def test_wrong_arguments(arguments, message, capsys) -> None:
 def test_too_few_texts() -> None:
     with pytest.raises(ValueError, match="the probes need 4 texts or more, got 3"):
         examine(Reward({"length": length}), SAMPLES[:3])
-    with pytest.raises(ValueError, match="none of the 20 texts has a score"):
-        examine(Reward(lambda texts: [None for _ in texts]), SAMPLES)
