@@ -110,15 +110,6 @@ def not_negative(argument: str, given: Number) -> Number:
     return given
 
 
-_FORMATS = (".csv", ".html", ".json", ".jsonl", ".md", ".parquet", ".png", ".tsv", ".yaml")
-
-
-def check_ending(argument: str, given: str | PurePath | None, ending: str) -> None:
-    """Raise a ValueError if a file to write has the ending of another format."""
-    if given is not None and PurePath(given).suffix in set(_FORMATS) - {ending}:
-        raise ValueError(f"{argument} must end in {ending}, got {given}")
-
-
 def inner_path(argument: str, given: str) -> str:
     """Return a name that becomes a path in a folder; raise a ValueError if that is outside it."""
     path = PurePath(given)

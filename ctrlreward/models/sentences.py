@@ -38,8 +38,8 @@ def split_sentences(text: str) -> list[str]:
     return [piece for piece in pieces if piece]
 
 
-def _split_by(split: Callable[..., Iterable[str]], *arguments: str) -> list[str]:
-    return [piece.strip() for piece in split(*arguments) if piece.strip()]
+def _split_by(split: Callable[[str], Iterable[str]], text: str) -> list[str]:
+    return [piece.strip() for piece in split(text) if piece.strip()]
 
 
 def find_splitter(
@@ -47,22 +47,17 @@ def find_splitter(
 ) -> Callable[[str], list[str]]:
     """Return the sentence splitter of a name; a callable is returned unchanged.
 
-    `"rules"` (or None) is `split_sentences`, `"sentencex"` Wikimedia's library, `"nltk"` NLTK's
-    Punkt, which the CTRLEval paper used (`python -m nltk.downloader punkt_tab`).
+    `"rules"` (or None) is `split_sentences`, `"nltk"` NLTK's Punkt, which the CTRLEval paper used
+    (`python -m nltk.downloader punkt_tab`).
     """
     if callable(splitter):
         return splitter
     if splitter is None or splitter == "rules":
         return split_sentences
-    if splitter == "sentencex":
-        segment = import_extra("sentencex", "sentence_splitter = 'sentencex'").segment
-        return partial(_split_by, segment, "en")
     if splitter == "nltk":
         tokenize = import_extra("nltk", "sentence_splitter = 'nltk'").sent_tokenize
         return partial(_split_by, tokenize)
-    raise ValueError(
-        f"sentence_splitter must be a function or 'rules', 'sentencex' or 'nltk', got {splitter!r}"
-    )
+    raise ValueError(f"sentence_splitter must be a function, 'rules' or 'nltk', got {splitter!r}")
 
 
 def _ends_sentence(word: str, following: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -26,14 +26,14 @@ _VECTORS, _WORDS, _IDF = "vectors.safetensors", "words.json", "idf.json"
 class WordVectors:
     """Sentence encoder of Pang & Gimpel (2019), §3.2, https://arxiv.org/abs/1810.11878.
 
-    A text is the mean of its words' vectors, weighted by their idf. The cosine of unrelated
+    A text is the mean of its words' vectors, weighted by their idf; words are in lower case and
+    apart from punctuation. The cosine of unrelated
     sentences is about 0.8.
 
     Args:
         vectors: Vector of each word, all of the same width; or words and the matrix of their rows.
         idf: Weight of each word, 0 or more; other words get the largest weight. None weights all
             words equally.
-        split: Splits a text into words; by default in lower case and apart from punctuation.
 
     Examples:
         >>> vectors = WordVectors({"soup": [1, 0], "broth": [3, 4]})
@@ -46,7 +46,6 @@ class WordVectors:
         self,
         vectors: Mapping[str, npt.ArrayLike] | tuple[Sequence[str], Matrix],
         idf: Mapping[str, float] | None = None,
-        split: Callable[[str], Sequence[str]] = split_words_and_marks,
     ) -> None:
         if isinstance(vectors, Mapping):
             vectors = [*vectors], np.stack([np.asarray(v, np.float32) for v in vectors.values()])
@@ -56,7 +55,6 @@ class WordVectors:
         if not all(weight >= 0 for weight in self.idf.values()):
             raise ValueError("idf must be 0 or more")
         self.unseen = max(self.idf.values(), default=1.0)
-        self.split = split
 
     @property
     def width(self) -> int:
@@ -82,7 +80,7 @@ class WordVectors:
         return cls((read_json(folder / _WORDS), matrix), idf)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write vectors and idf, but not `split`, as a folder for `load` and `Similarity`.
+        """Write vectors and idf as a folder for `load` and `Similarity`.
 
         A FileExistsError if the folder has something else.
         """
@@ -95,9 +93,7 @@ class WordVectors:
                 (unfinished / _IDF).write_text(json.dumps(dict(self.idf)), encoding="utf-8")
 
     @classmethod
-    def from_file(
-        cls, path: str | PathLike[str], idf: Mapping[str, float] | None = None
-    ) -> WordVectors:
+    def from_file(cls, path: str | PathLike[str]) -> WordVectors:
         """Read a text file in the GloVe or word2vec format: one word and its numbers per line.
 
         The first line may be a word2vec header. Words may contain spaces, as in GloVe. The first
@@ -121,7 +117,7 @@ class WordVectors:
                 if not word or not np.isfinite(vector).all():
                     raise ValueError(f"{path}:{number} must have a word and {width} finite numbers")
                 vectors.setdefault(word, vector)
-        return cls(vectors, idf)
+        return cls(vectors)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors along Σ idf(w) · v(w) over all words w of a text, with repetitions.
@@ -135,7 +131,7 @@ class WordVectors:
 
     def sum(self, text: str) -> Vectors:
         """Return Σ idf(w) · v(w) over the words of a text, shape (width,)."""
-        words = [word for word in self.split(text) if word in self.rows]
+        words = [word for word in split_words_and_marks(text) if word in self.rows]
         weights = np.array([self.idf.get(word, self.unseen) for word in words])
         rows = self.matrix[[self.rows[word] for word in words]]
         return weights @ rows.reshape(-1, self.width)

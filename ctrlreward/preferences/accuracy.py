@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.arguments import check_ending, kind_of
+from ctrlreward.arguments import kind_of
 from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.command_line.terminal import direction_arrow, number_table, plain_console
 from ctrlreward.files import check_writable, json_text, write_whole
@@ -73,7 +73,6 @@ def preferences(
     """
     if reward is None and not scorers:
         raise ValueError("--reward or --scorers is needed")
-    check_ending("output", output, ".json")
     if output is not None:
         check_writable(output)
     rows, places = read_placed(data)

@@ -11,7 +11,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any, Literal
 
-from ctrlreward.arguments import check_ending, not_negative, one_of, positive
+from ctrlreward.arguments import not_negative, one_of, positive
 from ctrlreward.command_line.parser import command_parser, gather_words, import_scorers
 from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.failures import rows_named
@@ -138,7 +138,6 @@ def rated(
         raise ValueError("--scorers, --metrics (columns of the file) or both are needed")
     positive("resamples", resamples)
     not_negative("seed", seed)
-    check_ending("output", output, ".json")
     if output is not None:
         check_writable(output)
     file = read_rated(data, ratings, columns, cluster, system, texts=bool(scorers))

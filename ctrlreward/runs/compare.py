@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import Mode, check_ending, counted
+from ctrlreward.arguments import Mode, counted
 from ctrlreward.command_line.terminal import (
     number_table,
     plain_console,
@@ -99,7 +99,6 @@ def run(arguments: list[str]) -> None:
     add("--output", help="JSON file for all numbers")
     options = parser.parse_args(arguments)
     with user_errors():
-        check_ending("--output", options.output, ".json")
         if options.reproduction:
             return _reproduction(options)
         systems, modes, pairing = read_systems(options)

@@ -20,7 +20,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ctrlreward.arguments import check_ending
 from ctrlreward.command_line.terminal import plain_parser, printable, user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.plots import arrowed
@@ -45,7 +44,6 @@ def run(arguments: list[str]) -> None:
     """Write the report, and print the verdict."""
     options = parser().parse_args(arguments)
     with user_errors():
-        check_ending("--output", options.output, ".html")
         given = Path(options.run)
         path = Path(options.output or (given if given.is_dir() else given.parent) / "report.html")
         report = write_report(path, options.run, options)

@@ -97,11 +97,6 @@ def read_scored_file(path: str | PathLike[str]) -> ScoredFile:
         raise ValueError(f"{path} is not a file of samples with scores: {error}") from None
 
 
-def read_scored_samples(path: str | PathLike[str]) -> tuple[Samples, dict[str, Scores]]:
-    """Return samples and scores of a file of `write_scored_samples`; null becomes NaN."""
-    return read_scored_file(path)[:2]
-
-
 def _columns(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Scores]:
     names = rows[0] if rows else ()
     return {name: np.array([row[name] for row in rows], np.float64) for name in names}

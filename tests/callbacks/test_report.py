@@ -22,7 +22,7 @@ from ctrlreward import LexiconSentiment, Samples, Scorer, ScoreSpec
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional import paired_auc_bootstrap, paired_bootstrap
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.records import read_scored_samples
+from ctrlreward.scorers.records import read_scored_file
 
 VALUES = [0.1, 0.2, 0.4, 0.6, 0.5, 0.3]  # best at step 3
 TEST = Samples(
@@ -136,7 +136,7 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
 
 def test_a_resumed_run_keeps_the_texts_and_adds_what_is_missing(compare, tmp_path) -> None:
     compare(max_steps=2, others={"copies": COPIES})
-    first, old = read_summary(tmp_path), read_scored_samples(tmp_path / "before.jsonl")
+    first, old = read_summary(tmp_path), read_scored_file(tmp_path / "before.jsonl")
     assert "step=000002-" in first["best_checkpoint"]
     module, _ = compare(
         ckpt_path="last", others={"copies": COPIES}, judges={"level": Noise("A cat")}
@@ -148,7 +148,7 @@ def test_a_resumed_run_keeps_the_texts_and_adds_what_is_missing(compare, tmp_pat
     for phase in ("start", "before"):
         assert second["seconds"][phase] == first["seconds"][phase]
     assert second["seconds"]["train"] > first["seconds"]["train"] / 2
-    texts, scores = read_scored_samples(tmp_path / "before.jsonl")
+    texts, scores, *_ = read_scored_file(tmp_path / "before.jsonl")
     assert texts == old[0]
     assert scores["v"].tolist() == old[1]["v"].tolist()
     numbers = [np.nan if "cat" in text else float(text.split()[-1]) for text in texts.texts]

@@ -30,7 +30,7 @@ from ctrlreward.huggingface import (
     RewardEarlyStopping,
 )
 from ctrlreward.runs.folder import read_stored_run
-from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
+from ctrlreward.scorers.records import read_scored_file, write_scored_samples
 from ctrlreward.selection import BestRule, RunRules, StopRule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,7 +82,7 @@ def test_a_trainer_stops_and_loads_the_constrained_best(
     check(trainer, best, stop)
     rows = [row for row in trainer.state.log_history if "eval_score/a" in row]
     assert [row["eval_score/a"] for row in rows] == RISE_AND_FALL[1:7]
-    texts, scores = read_scored_samples(
+    texts, scores, *_ = read_scored_file(
         Path(trainer.args.output_dir) / "samples/score/step=000002.jsonl"
     )
     assert [text[:2] for text in texts.texts] == ["ab", "cd"]
@@ -237,7 +237,7 @@ def test_a_resumed_run_scores_texts_whose_scores_were_lost(
 
     run(2, None)
     path = tmp_path / "run" / "before.jsonl"
-    texts, _ = read_scored_samples(path)
+    texts, *_ = read_scored_file(path)
     write_scored_samples(path, texts, {})  # as a run that was killed while it scored
     run(3, str(tmp_path / "run" / "checkpoint-2"))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

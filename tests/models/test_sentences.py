@@ -69,7 +69,6 @@ def test_splits_the_papers_texts_as_nltk_does(shared_golden_dir: Path) -> None:
 def test_splitters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_splitter(str.split) == str.split
     assert find_splitter() is find_splitter("rules") is split_sentences
-    assert find_splitter("sentencex")("One is. \n Two is.") == ["One is.", "Two is."]
     nltk = SimpleNamespace(sent_tokenize=lambda text: text.split("|"))
     monkeypatch.setitem(sys.modules, "nltk", nltk)
     assert find_splitter("nltk")("One. | |Two.") == ["One.", "Two."]

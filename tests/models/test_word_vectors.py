@@ -43,11 +43,9 @@ def test_equals_plain_loops(texts: list[str], idf: dict[str, float] | None) -> N
     np.testing.assert_allclose(vectors, expected, atol=1e-12)
 
 
-def test_words_are_apart_from_punctuation_or_split_by_the_user() -> None:
+def test_words_are_apart_from_punctuation() -> None:
     vectors = {"food": [1.0, 0.0], "!": [0.0, 1.0], "great": [0.0, 0.0]}
     np.testing.assert_allclose(WordVectors(vectors).embed(["Great FOOD!"]), [[math.sqrt(0.5)] * 2])
-    letters = WordVectors({"a": [1.0, 0.0], "B": [0.0, 1.0]}, split=list)
-    np.testing.assert_allclose(letters.embed(["aB"]), [[math.sqrt(0.5)] * 2])
 
 
 # Folders
@@ -128,10 +126,9 @@ def test_both_formats_are_read(tmp_path: Path, header: str, end: str) -> None:
     ]
     file = tmp_path / "vectors.txt"
     file.write_text("".join(line + end for line in lines), encoding="utf-8", newline="")
-    found = WordVectors.from_file(file, {"the": 2.0})
+    found = WordVectors.from_file(file)
     assert [*found.rows] == ["the", ". .", "a\xa0b", "\u2028"]
     np.testing.assert_allclose(found.matrix, [[1, -0.2], [3, 4], [5, 6], [7, 8]])  # the first "the"
-    assert found.idf == {"the": 2.0}
 
 
 @pytest.mark.parametrize(

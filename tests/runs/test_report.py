@@ -188,7 +188,6 @@ def test_a_mistake_in_a_report_is_named(fails: Any, tmp_path: Path) -> None:
     run = gamed_run(tmp_path / "run")
     assert "nowhere" in fails("report", tmp_path / "nowhere")
     assert "score/sentimnt" in fails("report", run, "--maximise", "score/sentimnt")
-    assert "--output" in fails("report", run, "--output=report.json")
     assert not list(run.glob("*.html"))
 
 

@@ -32,7 +32,7 @@ from ctrlreward.callbacks import (
 from ctrlreward.cli import main
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.rescoring_job import rescore
-from ctrlreward.scorers.records import read_scored_samples
+from ctrlreward.scorers.records import read_scored_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -245,7 +245,7 @@ def test_a_killed_command_resumes(
     uncut = rescored(folder, f"--output={folder / 'uncut'}", capsys=capsys)
     once = sum(Share.calls)
     files = sorted((folder / "run" / "samples" / "score").iterdir())
-    texts = [text for file in files for text in read_scored_samples(file)[0].texts]
+    texts = [text for file in files for text in read_scored_file(file).samples.texts]
     last = max(texts, key=texts.index)  # the text that appears last
     assert texts.index(last) > 8
     command = ["rescore", str(folder / "run"), str(folder / "judge.yaml")]

@@ -50,22 +50,6 @@ def test_stop_words_count_in_no_dialog_aspect_and_in_all_others(scorer: Alignmen
     assert every.score(samples)["groundedness"] == pytest.approx([sum(values)])
 
 
-def test_aggregate_makes_every_aspect_a_sum_or_a_mean(scorer: Alignment) -> None:
-    samples = dialog("two dogs", "a dog that barks at night").replace(sources=["dogs", "dogs"])
-    aspects = ("consistency", "groundedness")
-    total, mean, default = (
-        with_model_of(scorer, *aspects, aggregate=aggregate, stop_words=[])
-        for aggregate in ("sum", "mean", None)
-    )
-    sums, means, scores = (each.score(samples) for each in (total, mean, default))
-    for name in aspects:
-        tokens = [len(parts[name].tokens) for parts in total.explain(samples)]
-        np.testing.assert_allclose(sums[name], means[name] * tokens, atol=1e-12)
-    np.testing.assert_array_equal(scores["consistency"], means["consistency"])
-    np.testing.assert_array_equal(scores["groundedness"], sums["groundedness"])
-    assert total.specs["consistency"].range == (-np.inf, np.inf)
-
-
 def test_engagingness_takes_what_context_and_history_say(scorer: Alignment) -> None:
     both = dialog("two dogs", "who are you", context="two dogs", history="who are you")
     score = with_model_of(scorer, "engagingness", stop_words=[]).score

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward import Samples
-from ctrlreward.scorers.records import read_scored_samples, sample_table, write_scored_samples
+from ctrlreward.scorers.records import read_scored_file, sample_table, write_scored_samples
 
 
 def test_scored_samples_are_read_back_with_nan(tmp_path: Path) -> None:
     path = tmp_path / "new" / "texts.jsonl"
     samples = Samples(texts=["one\u2028line", "é"], labels=["a", "b"])
     write_scored_samples(path, samples, {"v": np.array([0.5, np.nan])})
-    again, scores = read_scored_samples(path)
+    again, scores, *_ = read_scored_file(path)
     assert again == samples
     np.testing.assert_array_equal(scores["v"], [0.5, np.nan])
 
