@@ -30,7 +30,7 @@ from ctrlreward.held_out import SCORED_STEP, TABLE, HeldOutScorer, HeldOutScores
 from ctrlreward.lightning_package import LightningModule, Trainer, averaging_callbacks
 from ctrlreward.placement import shared_device
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.samples import Samples, SamplesLike
+from ctrlreward.samples import Samples, SamplesLike, Unfinished
 from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.sharded_weights import whole_weights
@@ -66,6 +66,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         name: Prefix of each logged key. Two such callbacks in one trainer need different names.
         seed: Seed of the generation.
         every_n_validations: Interval; the n-th validation is the first one to be scored.
+        answer_after: See `HeldOutScorer`, as for `unfinished`.
 
     Attributes:
         has_new_scores: Whether the last validation logged new scores, not those of the same weights
@@ -98,8 +99,12 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         name: str = "score",
         seed: int = 0,
         every_n_validations: int = 1,
+        answer_after: str | None = None,
+        unfinished: Unfinished | None = None,
     ) -> None:
-        super().__init__(scores, samples, generations_per_prompt, name, seed)
+        super().__init__(
+            scores, samples, generations_per_prompt, name, seed, answer_after, unfinished
+        )
         self.every_n_validations = positive("every_n_validations", every_n_validations)
         self.identity = {"name": self.name}
         self.has_new_scores = False

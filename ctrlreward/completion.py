@@ -49,6 +49,8 @@ class SampleGenerator(Protocol):
         ...
 
 
+REASONING_END = "</think>"
+
 Generator: TypeAlias = TextGenerator | SampleGenerator | Callable[[Sequence[str]], list[str]]
 
 
@@ -128,7 +130,18 @@ def complete(module: Generator, prompts: Samples, repeats: int, seed: int) -> Sa
             "return only what follows it, ids[:, input_ids.shape[1]:]",
             stacklevel=2,
         )
-    return rows.completed(completions)
+    return with_answers(rows.completed(completions), getattr(module, "tokenizer", None))
+
+
+def with_answers(samples: Samples, tokenizer: Any) -> Samples:
+    """Return completions of which the answers are scored if the tokenizer's model reasons.
+
+    It does if its chat template has `</think>`. An `answer_after` that is given stays.
+    """
+    template = str(getattr(tokenizer, "chat_template", None))
+    if samples.answer_after is not None or REASONING_END not in template:
+        return samples
+    return samples.replace(answer_after=REASONING_END)
 
 
 def mismatch(module: object, prompts: Samples) -> str:

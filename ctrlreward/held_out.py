@@ -16,7 +16,7 @@ from ctrlreward.arguments import inner_path, positive
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import PromptScores, jackknife_values
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import Samples, SamplesLike, Unfinished, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 from ctrlreward.scorers.records import write_scored_samples
@@ -58,6 +58,11 @@ class HeldOutScorer:
         generations_per_prompt: Completions per prompt.
         name: Prefix of each key.
         seed: Seed of the generation.
+        answer_after: End of the reasoning in each completion: scores read what follows, the answer.
+            None: `"</think>"` if the chat template of the generator's `tokenizer` has it. "" for
+            the whole completion. Whole texts are stored.
+        unfinished: Whether a completion without an answer counts as a whole (`"score"`, also None)
+            or fails (`"fail"`).
 
     Attributes:
         by_prompt: Key → last scores of each prompt's completions, shape (prompts,
@@ -87,10 +92,14 @@ class HeldOutScorer:
         generations_per_prompt: int = 1,
         name: str = "score",
         seed: int = 0,
+        answer_after: str | None = None,
+        unfinished: Unfinished | None = None,
     ) -> None:
         super().__init__()  # a callback also inherits from another class
         self.components = components_by_name(scores)
-        self.samples = as_samples(samples)
+        given = {"answer_after": answer_after, "unfinished": unfinished}
+        options = {name: value for name, value in given.items() if value is not None}
+        self.samples = as_samples(samples, **options)
         if len(self.samples) == 0:
             raise ValueError("samples is empty, must have at least one held-out prompt")
         self.prompts = self.samples.as_prompts()

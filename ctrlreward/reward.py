@@ -17,7 +17,7 @@ from ctrlreward.aggregates import AGGREGATES, Aggregate, Weighted
 from ctrlreward.arguments import one_of
 from ctrlreward.functional.aggregates import counted_where
 from ctrlreward.placement import Worker
-from ctrlreward.samples import Samples, SamplesLike, as_samples, shortened
+from ctrlreward.samples import Samples, SamplesLike, Unfinished, as_samples, shortened
 from ctrlreward.scorers.base import LARGEST, Component, Scorer, Scores, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 
@@ -164,6 +164,10 @@ class Reward(AnyReward):
             samples where the other one reaches it, and is 0 otherwise (GDPO, Liu et al. 2026, eq.
             8). A loss counts everywhere, so that no sample gains by failing a condition. If the
             condition fails (NaN), so does the component.
+        answer_after: End of the reasoning in each completion, such as `"</think>"`: components read
+            what follows, the answer. None: as the samples say.
+        unfinished: Whether a completion without an answer counts as a whole (`"score"`) or fails
+            (`"fail"`). None: as the samples say.
 
     Attributes:
         aggregate: The aggregate, for these components. For others see `AnyReward`.
@@ -195,6 +199,8 @@ class Reward(AnyReward):
         | Callable[[Mapping[str, Scores]], Scores] = "weighted",
         device: str | None = None,
         given: Conditions | None = None,
+        answer_after: str | None = None,
+        unfinished: Unfinished | None = None,
     ) -> None:
         self.components, weights = _split(components)
         if isinstance(aggregate, str):
@@ -213,6 +219,7 @@ class Reward(AnyReward):
         self.derived = aggregate.derived if isinstance(aggregate, Aggregate) else ()
         self.weights = aggregate.weights if isinstance(aggregate, Weighted) else None
         self.given = _checked_conditions(self.components, given or {})
+        self.answer_after, self.unfinished = answer_after, unfinished
         self.device = device
         if device is not None:
             for scorer in self._scorers():
@@ -254,9 +261,15 @@ class Reward(AnyReward):
         started = time.perf_counter()
         from ctrlreward.models.accelerators import scoring_stream  # with torch
 
-        found = scoring_stream(self.device)(score)(self.components, samples)
+        found = scoring_stream(self.device)(score)(self.components, self.as_read(samples))
         batch = self.combine(found.warned(), time.perf_counter() - started)
         return replace(batch, reasons=found.reasons)
+
+    def as_read(self, samples: Samples) -> Samples:
+        """Return samples with this reward's `answer_after` and `unfinished`, if it has them."""
+        given = {"answer_after": self.answer_after, "unfinished": self.unfinished}
+        own = {name: [value] * len(samples) for name, value in given.items() if value is not None}
+        return samples.replace(**own) if own else samples
 
     def _scorers(self) -> list[Scorer]:
         return list(dict.fromkeys(component.scorer for component in self.components.values()))

@@ -11,11 +11,14 @@ from itertools import compress
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
-from ctrlreward.arguments import kind_of
+from ctrlreward.arguments import kind_of, one_of
 from ctrlreward.failures import Failures, ItemError, rows_named
 from ctrlreward.files import json_line, read_jsonl, write_whole
+
+# What becomes of a completion without an answer.
+Unfinished: TypeAlias = Literal["score", "fail"]
 
 
 class Field(NamedTuple):
@@ -36,7 +39,12 @@ COLUMNS = (
     Field("histories", "history"),
     Field("prompts", "prompt"),
     Field("groups", "group", integers=True),
+    Field("answer_after", "answer_after"),
+    Field("unfinished", "unfinished"),
 )
+
+# Columns that say what is scored; one string is that of all samples.
+_SETTINGS = ("answer_after", "unfinished")
 
 # Column → key in a record of one sample.
 JSON_KEYS = {column.name: column.key for column in COLUMNS}
@@ -62,7 +70,7 @@ class MissingColumn(ValueError):
 
 def columns_from_records(records: Sequence[Any]) -> dict[str, Any]:
     """Return the columns of records; an `ItemError` for one without the keys of the first."""
-    keys = [*JSON_KEYS, *JSON_KEYS.values(), *OUTPUT_NAMES]
+    keys = [*COLUMN_OF, *OUTPUT_NAMES]
     first = records[0] if isinstance(records[0], Mapping) else {}
     present = [key for key in keys if key in first]
     for i, record in enumerate(records):
@@ -96,10 +104,11 @@ def table_of(data: object) -> Mapping[Any, Any] | None:
 def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
     columns = {}
     for name, key in JSON_KEYS.items():
-        if name in table and key in table:
+        names = [each for each in dict.fromkeys((name, key)) if each in table]
+        if len(names) > 1:
             raise ValueError(f"the data must have one of {name!r} and {key!r}, not both")
-        if name in table or key in table:
-            columns[name] = table[name] if name in table else table[key]
+        if names:
+            columns[name] = table[names[0]]
     if "texts" in columns:
         return columns
     outputs = [name for name in OUTPUT_NAMES if name in table]
@@ -151,6 +160,10 @@ class Samples:
         prompts: Input of the generator, for reward models, judges, tables and adapters. It may be
             a conversation, a list of messages with role and content, which is kept as JSON.
         groups: Group ids, strings or integers, equal for samples of the same prompt.
+        answer_after: End of a completion's reasoning, such as `"</think>"`, one for all or one per
+            sample. Only the answer is scored: what follows the last one. "" for the whole.
+        unfinished: Whether a completion without an answer counts as a whole (`"score"`, which is
+            the default) or fails (`"fail"`), one for all or one per sample.
         outputs: Generated texts without their prefixes, in place of `texts`. A text becomes prefix
             + output, with a space where neither side has one (`joined`). Without prefixes, the
             prompts are the prefixes, except for conversations. A blank output is an empty text.
@@ -178,6 +191,8 @@ class Samples:
     histories: Sequence[str] | None = None
     prompts: Sequence[str] | None = None
     groups: Sequence[str] | None = None
+    answer_after: str | Sequence[str] | None = None
+    unfinished: Unfinished | Sequence[Unfinished] | None = None
     outputs: InitVar[Sequence[str] | None] = None
 
     def __post_init__(self, outputs: Sequence[str] | None) -> None:
@@ -192,6 +207,8 @@ class Samples:
                 continue
             if name == "labels" and isinstance(column, Mapping):
                 column = _attribute_rows(column, len(self.texts))
+            if name in _SETTINGS and isinstance(column, str):
+                column = [column] * len(self.texts)
             unordered = isinstance(column, str | set | frozenset | Mapping) or table_of(column)
             if unordered or not isinstance(column, Iterable):
                 hint = ". Use as_samples(...)." if name == "texts" and table_of(column) else ""
@@ -208,6 +225,8 @@ class Samples:
                 raise ValueError(f"{name} has {len(items)} items for {len(self.texts)} texts")
         if outputs is not None:
             self._join()
+        for each in {*(self.unfinished or ())} - {""}:  # an empty cell of a table
+            one_of("unfinished", each, get_args(Unfinished))
         for i, (text, prefix) in enumerate(zip(self.texts, self.prefixes or (), strict=False)):
             if not text.startswith(prefix):
                 must = f"must be the beginning of its text {shortened(text)}"
@@ -356,6 +375,40 @@ class Samples:
         if len(completions) != len(prefixes):
             raise ValueError(f"got {len(completions)} completions for {len(prefixes)} prompts")
         return replace(self, texts=list(map(_once_spaced, prefixes, completions)))
+
+    def answers(self) -> tuple[Samples, Failures]:
+        """Return the samples as they are scored, and those that fail for want of an answer.
+
+        Each text with an `answer_after` becomes prefix + answer, with a space where neither side
+        has one. A completion without it is kept; one that ends with it becomes an empty text.
+
+        Examples:
+            >>> texts = ["So 2?</think> It is 4.", "Let me think"]
+            >>> samples = Samples(texts, answer_after="</think>", unfinished="fail")
+            >>> answers, failures = samples.answers()
+            >>> answers.texts, failures
+            (('It is 4.', 'Let me think'), {1: "the completion has no answer after '</think>'"})
+        """
+        if self.answer_after is None:
+            return self, Failures()
+        prefixes, texts = list(self.prefixes or [""] * len(self)), list(self.texts)
+        failures = Failures()
+        for i, completion in enumerate(self.completions):
+            tag = self.answer_after[i]
+            _, ending, answer = completion.rpartition(tag) if tag else ("", "", completion)
+            answer = answer.strip()
+            if ending and answer:
+                texts[i] = joined(prefixes[i], answer)
+            elif ending:
+                prefixes[i] = texts[i] = ""
+            without = tag and not (ending and answer)
+            if without and self.unfinished is not None and self.unfinished[i] == "fail":
+                failures.add(i, f"the completion has no answer after {tag!r}")
+        columns = {name: c for name, c in self.columns().items() if name not in _SETTINGS}
+        columns["texts"] = tuple(texts)
+        if self.prefixes is not None:
+            columns["prefixes"] = tuple(prefixes)
+        return self._checked(columns), failures
 
     def distinct(self) -> tuple[Samples, list[int]]:
         """Return the distinct samples (the samples themselves if all are), and each one's index.

@@ -36,6 +36,8 @@ def samples(draw: st.DrawFn, min_size: int = 0) -> Samples:
     names = draw(st.sets(st.sampled_from([*JSON_KEYS][2:])))
     column = st.lists(st.text(max_size=5), min_size=n, max_size=n)
     columns = {"texts": draw(column), **{name: draw(column) for name in names}}
+    if "unfinished" in names:
+        columns["unfinished"] = [draw(st.sampled_from(["", "score", "fail"])) for _ in range(n)]
     if draw(st.booleans()):
         columns["prefixes"] = [text[: draw(st.integers(0, 5))] for text in columns["texts"]]
     return Samples(**columns)

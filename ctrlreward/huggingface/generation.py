@@ -27,7 +27,14 @@ from ctrlreward.huggingface.run_state import PREFIX, RestoresItself, Run, join_s
 from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.models.tokenization import before_space
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
-from ctrlreward.samples import Samples, SamplesLike, as_samples, parse_conversation, table_of
+from ctrlreward.samples import (
+    Samples,
+    SamplesLike,
+    Unfinished,
+    as_samples,
+    parse_conversation,
+    table_of,
+)
 from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import sample_table
@@ -68,6 +75,7 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
             `max_new_tokens=64`. A trainer with vLLM samples as in training.
         table_rows: Rows of the table.
         seed: Seed of the generation.
+        answer_after: See `HeldOutScorer`, as for `unfinished`.
 
     Attributes:
         last_scored_step: `state.global_step` of the last scores; -1 before.
@@ -90,10 +98,15 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         generation: GenerationConfig | Mapping[str, Any] | None = None,
         table_rows: int = 16,
         seed: int = 0,
+        answer_after: str | None = None,
+        unfinished: Unfinished | None = None,
     ) -> None:
         check_type("trainer", Trainer, trainer)
         self._generator = TrainerGenerator(trainer, samples, generation)
-        super().__init__(scores, self._generator.samples, generations_per_prompt, name, seed)
+        prompts = self._generator.samples
+        super().__init__(
+            scores, prompts, generations_per_prompt, name, seed, answer_after, unfinished
+        )
         check_columns(self.components, self.prompts)
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)
@@ -336,10 +349,14 @@ class TrainerGenerator:
     def _has_vllm(self) -> bool:
         return getattr(self.trainer, "vllm_generation", None) is not None  # as TRL names it
 
+    @property
+    def tokenizer(self) -> Any:
+        """The trainer's tokenizer, of a processor its own."""
+        return getattr(self.trainer, "_tokenizer", None) or self.trainer.processing_class
+
     def complete(self, prompts: Sequence[str]) -> list[str]:
         """Complete each prompt."""
-        trainer = self.trainer
-        tokenizer = getattr(trainer, "_tokenizer", None) or trainer.processing_class
+        trainer, tokenizer = self.trainer, self.tokenizer
         ids = [self._ids(tokenizer, prompt) for prompt in prompts]
         if self._has_vllm:
             engine = trainer.vllm_generation

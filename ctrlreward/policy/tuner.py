@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ctrlreward.arguments import check_type
+from ctrlreward.completion import with_answers
 from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
 from ctrlreward.lightning_package import check_whole_model, misconfigured, package_of
 from ctrlreward.placement import shared_device
@@ -167,7 +168,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         sampling = time.perf_counter()
         rollout = self.rollout(prompts.prompts or ())
         sampling = time.perf_counter() - sampling
-        samples = prompts.completed(rollout.completions)
+        samples = with_answers(prompts.completed(rollout.completions), self.tokenizer)
         scoring = self.reward.submit(samples)
         with torch.no_grad(), reference_policy(self.policy):  # in eval mode since the rollout
             reference = log_probs(self.policy, rollout, options.temperature)

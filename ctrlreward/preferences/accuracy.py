@@ -155,6 +155,8 @@ def _scores(
     loaded = load_reward(reward, device) if reward is not None else None
     parts = loaded.components if isinstance(loaded, Reward) else {}
     components = name_components(scorers, None, samples) if scorers else {}
+    if isinstance(loaded, Reward):
+        samples = loaded.as_read(samples)
     both = components | {f"reward/{name}": each for name, each in parts.items()}
     kept = samples_log(log, both, samples)
     scores = score_parts(both, samples, kept, places) if both else {}

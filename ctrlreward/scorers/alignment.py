@@ -264,7 +264,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
 
         Several references are `relevance_reference[0]`, `[1]`, ….
         """
-        samples = as_samples(samples, **columns)
+        samples, _ = as_samples(samples, **columns).answers()
         aspects = self._wanted(computable(self, samples))
         parts: dict[tuple[int, str], dict[int, AlignedText]] = defaultdict(dict)
         for found in self._align_each(samples, aspects):

@@ -272,7 +272,8 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
     """Return the scores of n samples by name, and why some are NaN, for the caller to log.
 
     Each scorer runs once for all of its components, on the samples that it can read, a pointwise
-    one on each distinct sample. A scorer or model in use by another thread is waited for.
+    one on each distinct sample. A scorer or model in use by another thread is waited for. Samples
+    with `answer_after` are scored by their answers.
 
     Raises:
         MissingColumn: The samples lack a column that a component needs.
@@ -280,6 +281,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
         Exception: Any exception of a scorer.
     """
     check_columns(components, samples)
+    samples, unfinished = samples.answers()
     wanted: dict[Scorer, set[str]] = {}
     for component in components.values():
         wanted.setdefault(component.scorer, set()).add(component.name)
@@ -290,7 +292,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
     failures, reasons = Failures(), dict[Component, list[str]]()
     with track("scoring", len(samples)) as progress:
         for (pointwise, scores_empty), scorers in alike.items():
-            unreadable = samples.unreadable(not scores_empty)
+            unreadable = Failures(unfinished | samples.unreadable(not scores_empty))
             rows = [i for i in range(len(samples)) if i not in unreadable]
             readable = samples[rows] if unreadable else samples
             chosen, places = readable.distinct() if pointwise else (readable, [*range(len(rows))])

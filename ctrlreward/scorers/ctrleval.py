@@ -325,7 +325,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         self, samples: SamplesLike | None = None, **columns: Any
     ) -> list[dict[str, Explanation]]:
         """Return the aspects of each sample with their evaluators (Figure 5)."""
-        samples = as_samples(samples, **columns)
+        samples, _ = as_samples(samples, **columns).answers()
         rows: list[dict[str, Explanation]] = [{} for _ in samples.texts]
         names = computable(self, samples)
         tasks = self.tasks(samples, names)

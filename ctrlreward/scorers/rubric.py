@@ -80,7 +80,7 @@ class Rubric:
     reason: bool = False
 
     def __post_init__(self) -> None:
-        known = {*JSON_KEYS.values()} - {"group"}
+        known = {*JSON_KEYS.values()} - {"group", "answer_after", "unfinished"}
         try:
             slots = set(self._slots)
         except (TypeError, ValueError):  # a single brace

@@ -122,7 +122,7 @@ def score_requests(
     Pointwise components are scored in one call. If that fails, each request is scored by itself.
     """
     started = time.perf_counter()
-    components = reward.components
+    components, requests = reward.components, [reward.as_read(each) for each in requests]
     alone = len(requests) == 1
     merged = {name: c for name, c in components.items() if alone or c.scorer.pointwise}
     others = {name: c for name, c in components.items() if name not in merged}

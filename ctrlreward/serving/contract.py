@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ctrlreward.reward import RewardBatch
-from ctrlreward.samples import COLUMN_OF, Samples
+from ctrlreward.samples import COLUMN_OF, Samples, Unfinished
 
 PROTOCOL = 2
 
@@ -40,6 +40,8 @@ class Sample(Message):
     history: str = ""
     prompt: str = ""
     group: str = ""
+    answer_after: str = ""
+    unfinished: Unfinished = "score"
 
 
 class ScoreBody(Message):

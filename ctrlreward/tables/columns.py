@@ -35,6 +35,8 @@ class Columns:
         history: The dialog before the text.
         prompt: The full prompt that the generator was given.
         group: Group ids; texts of one group answer the same prompt.
+        answer_after: The end of a text's reasoning, `</think>`; what follows it is scored.
+        unfinished: `score` or `fail`, for a text without it.
     """
 
     text: str = "text"
@@ -47,6 +49,8 @@ class Columns:
     history: str | None = "history"
     prompt: str | None = "prompt"
     group: str | None = "group"
+    answer_after: str | None = "answer_after"
+    unfinished: str | None = "unfinished"
 
 
 def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:

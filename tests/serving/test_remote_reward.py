@@ -51,6 +51,17 @@ def served(live_server: Callable[..., Any], group_reward: Reward) -> Iterator[Re
     remote.release()
 
 
+def test_answers_are_those_of_this_process(live_server: Callable[..., Any]) -> None:
+    texts = ["Hm</think> a soup", "Hm"]
+    for options in ({}, {"answer_after": "</think>", "unfinished": "fail"}):
+        here = Reward({"letters": Letters()["letters"]}, **options)
+        remote = RemoteReward(live_server(here).url)
+        columns: dict[str, Any] = {"labels": "o", "answer_after": "</think>", "unfinished": "score"}
+        assert_equal(remote(texts, **columns), here(texts, **columns))
+        assert here(texts, **columns).failed.tolist() == [False, bool(options)]
+        remote.release()
+
+
 def test_rewards_are_those_of_this_process(served: RemoteReward, group_reward: Reward) -> None:
     here = group_reward(SAMPLES)
     assert_equal(served(SAMPLES), here)
