@@ -18,7 +18,7 @@ import pytest
 import trl
 from judge_server import serving
 from peft import LoraConfig, get_peft_model
-from tiny_models import save_judges, use_weights
+from tiny_models import use_weights
 from transformers import AutoModelForCausalLM
 
 from ctrlreward import WordVectors
@@ -38,8 +38,7 @@ class Writer(Counting):
     batches = 1  # of an epoch; there are 1000, unless the run stops early
 
     def complete(self, prompts):
-        letters = string.ascii_letters + string.digits
-        return ["".join(Random(i).sample(letters, 62)) for i in range(len(prompts))]
+        return ["".join(Random(i).sample(string.printable[:62], 62)) for i in range(len(prompts))]
 
 module = Writer()
 train_loader, validation_loader = module.train_dataloader(), module.val_dataloader()
@@ -59,24 +58,6 @@ batches = [dict.fromkeys(("input_ids", "labels"), torch.tensor([[2, 3, 4]]))] * 
 
 
 # Files
-
-
-def link(name: str, folder: str) -> None:
-    """Make a folder known by another name, such as an id of the Hugging Face hub."""
-    Path(name).parent.mkdir(parents=True, exist_ok=True)
-    Path(name).symlink_to(folder)
-
-
-def the_demos_result(small: Mapping[str, str]) -> None:
-    """Write what `make demo` leaves: a summary that names an adapter."""
-    save_adapter(small, "runs/demo/best")
-    Path("runs/demo/summary.json").write_text(json.dumps({"best_checkpoint": "runs/demo/best"}))
-
-
-def save_adapter(small: Mapping[str, str], folder: str) -> str:
-    model = AutoModelForCausalLM.from_pretrained(small["smollm2-135m"])
-    get_peft_model(model, LoraConfig(task_type="CAUSAL_LM")).save_pretrained(folder)
-    return folder
 
 
 def tiny_data(patch: pytest.MonkeyPatch, small: Mapping[str, str]) -> None:
@@ -102,48 +83,20 @@ def tiny_data(patch: pytest.MonkeyPatch, small: Mapping[str, str]) -> None:
     use_weights(patch, {**small, "glove-6b-50d": str(Path("glove").resolve())})
 
 
-def yaml_block(page: str, key: str) -> str:
-    """Return the YAML block of a page that has a key."""
-    text = (Path("docs") / page).read_text("utf-8")
-    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    return next(block for block in blocks if f"{key}:" in block)
-
-
 # Parts of other packages
 
 
-SMALL_RUN = {
-    "use_cpu": True,
-    "bf16": False,
-    "max_steps": 2,
-    "eval_steps": 1,
-    "save_steps": 1,
-    "max_completion_length": 4,
-    "report_to": "none",
-    "disable_tqdm": True,
-}
+JUDGED = json.dumps({"polite": {"reason": "It is.", "score": 5}, "short": {"score": "yes"}})
+ON_CPU = {"use_cpu": True, "bf16": False, "max_steps": 2, "report_to": "none", "disable_tqdm": True}
+EVALUATED = {**ON_CPU, "eval_steps": 1, "save_steps": 1, "max_completion_length": 4}
 
 
-def small_grpo(patch: pytest.MonkeyPatch) -> None:
-    """Let a `GRPOConfig` be of two steps of four tokens on the CPU."""
-    config = trl.GRPOConfig
-    patch.setattr(trl, "GRPOConfig", lambda **given: config(**{**given, **SMALL_RUN}))
-
-
-def judged(message: str) -> str:
-    """Return the reply of a judge to a rubric or a ranking of three texts."""
-    if "order" in message:
-        return '{"order": [2, 1, 3]}'
-    parts = {"polite": 5, "short": "yes"}
-    return json.dumps({name: {"reason": "It is.", "score": s} for name, s in parts.items()})
-
-
-def small_reward_model(patch: pytest.MonkeyPatch) -> None:
-    """Let a `RewardConfig` be of two steps on the CPU."""
-    config, own = trl.RewardConfig, {**SMALL_RUN, "save_strategy": "no"}
-    for name in ("eval_steps", "save_steps", "max_completion_length"):
-        own.pop(name)
-    patch.setattr(trl, "RewardConfig", lambda folder, **given: config(folder, **{**given, **own}))
+def small_trainers(patch: pytest.MonkeyPatch) -> None:
+    """Let the trainers of TRL run for two steps of four tokens on the CPU."""
+    grpo, rewards = trl.GRPOConfig, trl.RewardConfig
+    patch.setattr(trl, "GRPOConfig", lambda **given: grpo(**{**given, **EVALUATED}))
+    options = {**ON_CPU, "save_strategy": "no"}
+    patch.setattr(trl, "RewardConfig", lambda out, **given: rewards(out, **{**given, **options}))
 
 
 def verl(patch: pytest.MonkeyPatch) -> None:
@@ -163,29 +116,27 @@ def verl(patch: pytest.MonkeyPatch) -> None:
 def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest) -> None:
     """Put the files in place that a page's blocks read, and shrink what they start."""
     patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
-    if page in ("README.md", "training.md"):
-        link("HuggingFaceTB/SmolLM2-135M", small["smollm2-135m"])
-        small_grpo(patch)
+    Path("HuggingFaceTB").mkdir()
+    Path("HuggingFaceTB/SmolLM2-135M").symlink_to(small["smollm2-135m"])
+    small_trainers(patch)
+    if page in ("recipes.md", "scorers.md"):
+        tiny_data(patch, small)
     if page == "training.md":
         verl(patch)
-    if page == "recipes.md":
-        tiny_data(patch, small)
-        the_demos_result(small)
+        Path("runs/own").mkdir(parents=True)
+        rows = [{"step": step, "score/coherence": step / 4} for step in (1, 2)]
+        Path("runs/own/metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    if page == "recipes.md":  # what `make demo` leaves
+        model = AutoModelForCausalLM.from_pretrained(small["smollm2-135m"])
+        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))
+        adapted.save_pretrained("runs/demo/best")
+        Path("runs/demo/summary.json").write_text('{"best_checkpoint": "runs/demo/best"}')
         Path("glove.6B.300d.txt").write_text("soup 0.5 1.0\nwarm 1.0 0.25\n")
-        folders = save_judges(Path("judges"), ("food", "good"))
-        link("runs/text_cnn_yelp/model", str(Path(folders["text_cnn"]).resolve()))
     if page == "scorers.md":
-        tiny_data(patch, small)
-        link("HuggingFaceTB/SmolLM2-135M", small["smollm2-135m"])
-        small_reward_model(patch)
-        Path("politeness.yaml").write_text(yaml_block(page, "answers"))
-        Path("tone.yaml").write_text(yaml_block(page, "criteria"))
-        server = serving(judged)
+        blocks = re.findall(r"```yaml\n(.*?)```", Path("docs", page).read_text("utf-8"), re.DOTALL)
+        for name, key in (("politeness.yaml", "answers:"), ("tone.yaml", "criteria:")):
+            Path(name).write_text(next(block for block in blocks if key in block))
+        server = serving(lambda message: JUDGED)
         address = server.__enter__().address
         request.addfinalizer(lambda: server.__exit__(None, None, None))
         patch.setattr("ctrlreward.scorers.judge.check_address", lambda *_: address)
-    if page == "training.md":
-        Path("runs/own").mkdir(parents=True)
-        rows = [{"step": step, "score/coherence": step / 4} for step in (1, 2)]
-        log = "".join(json.dumps(row) + "\n" for row in rows)
-        Path("runs/own/metrics.jsonl").write_text(log)
