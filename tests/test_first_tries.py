@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytorch_lightning as pl
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
 import ctrlreward as cr
 from ctrlreward import CTRLEval, Perplexity, Reward, Similarity, WordVectors
@@ -38,16 +38,6 @@ def test_a_reward_takes_the_same_and_one_string_stands_for_all(similarity: Simil
         assert_array_equal(reward(TEXTS, sources=sources).total, expected)
         assert_array_equal(reward.submit({"text": TEXTS}, sources=sources).result().total, expected)
     reward.release()
-
-
-def test_only_the_score_in_use_is_computed(model: str) -> None:
-    ctrleval = CTRLEval(model)  # consistency would need prefixes
-    relevance = Reward({"r": ctrleval["attribute_relevance"]})(TEXTS, labels="positive").total
-    columns = {"labels": "positive", "prefixes": "", "sources": SOURCES}
-    assert_allclose(relevance, ctrleval.score(TEXTS, **columns)["attribute_relevance"], rtol=1e-6)
-    alignment = cr.Alignment(aspects=["preservation", "groundedness"])  # needs contexts, too
-    kept = alignment["preservation_output"](TEXTS, sources=SOURCES)
-    assert_allclose(kept, cr.Alignment()(TEXTS, **columns)["preservation_output"], rtol=1e-6)
 
 
 def test_scores_whose_column_is_absent_are_left_out(
@@ -80,7 +70,6 @@ def test_a_missing_column_is_found_before_a_model_is_loaded(tmp_path: Any) -> No
         CTRLEval(nowhere, aspects="consistency"): "'prefixes'",
         CTRLEval(nowhere, aspects="attribute_relevance"): "'labels'",
         cr.Accuracy(nowhere): "'labels'",
-        cr.AttributeClassifier({"a": nowhere}): "'labels'",
         cr.Alignment(nowhere, aspects="relevance"): "'(sources|references)'",
         cr.Alignment(nowhere, aspects="groundedness"): "'contexts'",
         Similarity(nowhere): "'sources'",
@@ -118,18 +107,3 @@ def test_text_that_is_no_unicode_fails_alone(model: str, caplog: pytest.LogCaptu
                 assert_array_equal(values, expected[name])
                 assert np.isnan(values).tolist() == [False, True, False]
         assert any("texts[1]: " in message for message in caplog.messages)
-
-
-@pytest.mark.parametrize(
-    ("build", "name"),
-    [
-        (lambda s: cr.TransferQuality(cr.LexiconSentiment(), s, Perplexity()), "accuracy"),
-        (lambda s: cr.TransferQuality(cr.Accuracy(), Perplexity(), s), "similarity"),
-        (lambda s: cr.TransferQuality(None, s, thresholds=(50, 0, 97)), "four"),
-    ],
-)
-def test_parts_of_another_kind_are_refused(
-    build: Callable[[Similarity], object], name: str, similarity: Similarity
-) -> None:
-    with pytest.raises(ValueError, match=name):
-        build(similarity)

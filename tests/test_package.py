@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,10 +16,10 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 
-from ctrlreward.extras import EXTRA_OF
-
 ROOT = Path(__file__).resolve().parent.parent
 LINKED = ("callbacks", "configs", "recipes")  # folders that links in ctrlreward/ lead to
+PEGASUS = ROOT / "tests" / "golden" / "pegasus-mini"
+DEMO = ROOT / "configs" / "controlled_generation" / "sentiment_smollm2.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -39,37 +38,21 @@ def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def wheel(wheel_file: Path) -> ZipFile:
-    return ZipFile(wheel_file)
-
-
 SUFFIXES = {".py", ".pyi", ".yaml", ".json", ".csv", ".tsv", ".txt", ".html", ".css", ".js", ".md"}
 
 
-def names_in_the_tree() -> set[str]:
-    """Return the wheel's expected names of all modules and data files in the working tree."""
+def test_wheel_contains_exactly_the_package(wheel_file: Path) -> None:
+    """All modules and data files of the working tree."""
     folders = {"ctrlreward": "ctrlreward"} | {name: f"ctrlreward/{name}" for name in LINKED}
-    return {
+    expected = {
         f"{installed}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, installed in folders.items()
         for path in (ROOT / folder).rglob("*")
         if path.suffix in SUFFIXES or path.name == "py.typed"
     }
-
-
-def test_wheel_contains_exactly_the_package(wheel: ZipFile) -> None:
-    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert names == names_in_the_tree()
-    assert {name.split("/")[0] for name in names} == {"ctrlreward"}
+    names = {name for name in ZipFile(wheel_file).namelist() if ".dist-info/" not in name}
+    assert names == expected
     assert "ctrlreward/py.typed" in names
-    assert "ctrlreward/scorers/prompts/sentiment.yaml" in names
-
-
-def test_wheel_contains_licence_and_entry_point(wheel: ZipFile) -> None:
-    metadata = {name.split(".dist-info/")[1]: name for name in wheel.namelist() if "-info/" in name}
-    assert "Apache License" in wheel.read(metadata["licenses/LICENSE"]).decode()
-    assert "ctrlreward = ctrlreward.cli:main" in wheel.read(metadata["entry_points.txt"]).decode()
 
 
 # An environment without extras
@@ -143,6 +126,9 @@ print(json.dumps(lines))
 def last_lines(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Last line that each snippet prints without extras; `modules` is the number of imports."""
     folder = tmp_path_factory.mktemp("bare")
+    (folder / "texts.parquet").touch()
+    (folder / "texts.jsonl").write_text('{"text": "The food was good.", "label": "positive"}\n')
+    (folder / "reward.yaml").write_text("components: {d: Distinct}")
     process = subprocess.run(
         [bare, "-c", SCRIPT],
         cwd=folder,
@@ -179,45 +165,21 @@ EXTRA_ALONE = [
 ]
 
 
-def command(line: str, file: str, content: str = "") -> str:
-    """Return code that writes a file and runs a command line."""
-    return f"""
-from pathlib import Path
-from ctrlreward.cli import main
-Path({file!r}).parent.mkdir(exist_ok=True)
-Path({file!r}).write_text({content!r})
-main({line.split()})"""
-
-
+COMMAND = "from ctrlreward.cli import main; main({})"
 MISSING = {
     "plots": "from ctrlreward.plots import new_figure; new_figure(1, 1)",
-    "parquet": command("score a.parquet b.csv --scorers Distinct", "a.parquet"),
+    "parquet": COMMAND.format("score texts.parquet b.csv --scorers Distinct".split()),
     "lightning": "import ctrlreward.lightning",
-    "serve": command("serve reward.yaml", "reward.yaml", "components: {d: Distinct}"),
+    "serve": COMMAND.format(["serve", "reward.yaml"]),
+    "wandb": COMMAND.format(["train", "--config", str(DEMO)]),
 }
-
-
-PEGASUS = str(ROOT / "tests" / "golden" / "pegasus-mini")
-DEMO = str(ROOT / "configs" / "controlled_generation" / "sentiment_smollm2.yaml")
 PRESENT = {
-    "found": f"""
-from importlib.util import find_spec
-print([name for name in {[*EXTRA_OF, "trl"]} if find_spec(name)])""",
     "star": "from ctrlreward import *; print(CTRLEval.__name__)",
-    "reward": f"""
-from ctrlreward import CTRLEval, Distinct, Reward
-ctrleval = CTRLEval({PEGASUS!r}, aspects=["attribute_relevance"])
-reward = Reward({{"relevance": (ctrleval["attribute_relevance"], 1.0)}})
-scored = reward(["The food was good."], labels="positive").total
-print(scored, Distinct({PEGASUS!r}).score(["a a"], groups=["x"])["distinct_1"])""",
-    "score": f"""
-from pathlib import Path
-from ctrlreward.cli import main
-Path("texts.jsonl").write_text('{{"text": "The food was good.", "label": "positive"}}\\n')
-options = ["--scorers=CTRLEval", "--scorers.model={PEGASUS}", "--scorers.aspects=[coherence]"]
-main(["score", "texts.jsonl", "out.csv", *options])
-print(Path("out.csv").read_text().split()[0])""",
-    "train": f"from ctrlreward.cli import main; main(['train', '--config', {DEMO!r}])",
+    "score": COMMAND.format(
+        f"score texts.jsonl out.csv --scorers CTRLEval "
+        f"--scorers.model={PEGASUS} --scorers.aspects=coherence".split()
+    )
+    + "; print(open('out.csv').readline().strip())",
 }
 
 
@@ -227,9 +189,6 @@ def test_a_missing_extra_is_named(extra: str, last_lines: dict[str, Any]) -> Non
 
 
 def test_what_needs_no_extra(last_lines: dict[str, Any]) -> None:
-    assert last_lines["star"] == "CTRLEval"
-    assert re.fullmatch(r"\[0\.\d+\] \[0?\.\d+\]", last_lines["reward"])
-    assert last_lines["score"] == "text,label,coherence"
     assert last_lines["modules"] > 100  # are imported
-    assert last_lines["found"] == "[]"  # of the packages of extras
-    assert last_lines["train"] == "error: WandbLogger needs wandb: pip install 'ctrlreward[wandb]'"
+    assert last_lines["star"] == "CTRLEval"
+    assert last_lines["score"] == "text,label,coherence"

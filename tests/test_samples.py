@@ -55,11 +55,10 @@ def test_columns_are_kept_as_tuples_in_declaration_order() -> None:
     ("error", "name", "build"),
     [
         (TypeError, "texts", lambda: Samples("The food")),  # one text is not its letters
-        (TypeError, "texts", lambda: as_samples({"a"})),  # has no order
         (TypeError, "outputs", lambda: Samples(["a b"], outputs=["b"], prompts=["a"])),
-        (TypeError, "outputs", lambda: Samples(outputs="b")),
         (ItemError, r"outputs\[0\]", lambda: Samples(outputs=[1])),
         (ValueError, "output", lambda: as_samples({"output": ["a"], "completion": ["a"]})),
+        (ValueError, "labels", lambda: Samples(["a", "a"], labels=["x"])),
         (ItemError, r"texts\[1\]", lambda: Samples(["a", b"b"])),
         (ItemError, "prompts", lambda: as_samples(["a"], prompts=pd.array([None], "string"))),
         (ItemError, "labels", lambda: Samples(["a"], labels=[None])),
@@ -77,12 +76,6 @@ def test_what_is_no_column_raises(
 ) -> None:
     with pytest.raises(error, match=name):
         build()
-
-
-@pytest.mark.parametrize("name", [*JSON_KEYS][1:])
-def test_mismatched_lengths_raise(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        Samples(texts=["a", "a"], **{name: ["a"]})
 
 
 # Selecting, concatenating and replacing.
@@ -110,11 +103,6 @@ def test_concat_undoes_slicing(batch: Samples, place: int) -> None:
     assert Samples.concat(iter([batch[:place], batch[place:]])) == batch
 
 
-def test_replace_changes_adds_and_removes_columns() -> None:
-    changed = FOOD.replace(prefixes=None, labels=["a", "b", "c"], groups=["0", "0", "1"])
-    assert changed == Samples(FOOD.texts, labels=["a", "b", "c"], groups=["0", "0", "1"])
-
-
 # Prompts and completions.
 
 
@@ -128,13 +116,9 @@ def test_prompts_are_the_prefixes_or_the_texts() -> None:
         groups=["0", "1", "2"],
     )
     assert Samples(beginnings).as_prompts() == FOOD.replace(labels=None).as_prompts()
-
-
-def test_as_prompts_keeps_existing_prompts_and_groups() -> None:
-    with_prompts = FOOD.replace(prompts=["Praise: food", "Blame: food", ""], groups=["a", "b", "a"])
-    prompts = with_prompts.as_prompts()
-    assert prompts.prompts == with_prompts.prompts
-    assert prompts.groups == with_prompts.groups
+    asked = FOOD.replace(prompts=["Praise: food", "Blame: food", ""], groups=["a", "b", "a"])
+    prompts = asked.as_prompts()
+    assert (prompts.prompts, prompts.groups) == (asked.prompts, asked.groups)
     assert prompts.as_prompts() == prompts
 
 
@@ -151,11 +135,8 @@ def test_completions_are_appended_to_their_prefixes() -> None:
         ("The food ", " was", "The food was"),
         ("The food ", "was", "The food was"),
         ("The food  ", " was", "The food  was"),
-        ("The food ", "  was", "The food  was"),
         ("The food", "'s", "The food's"),
-        ("The food\n", "was", "The food\nwas"),
         ("The food\n", " was", "The food\n was"),
-        ("The food\n", "\nwas", "The food\n\nwas"),
         ("The food ", "\nwas", "The food \nwas"),
         ("The food ", "", "The food "),
         ("The food ", " ", "The food "),
@@ -217,31 +198,17 @@ def test_distinct_samples_restore_the_batch(batch: Samples, data: st.DataObject)
     assert len({*zip(*(distinct.columns()[name] for name in read), strict=True)}) == len(distinct)
 
 
-def test_equal_texts_with_different_labels_are_distinct() -> None:
-    batch = Samples(["a", "a", "a"], labels=["x", "y", "x"], groups=["1", "2", "3"])
-    distinct, indices = batch.distinct()
-    assert distinct == batch[:2]
-    assert indices == [0, 1, 0]
-    assert batch.replace(prompts=["1", "2", "3"]).distinct()[1] == [0, 1, 2]
-
-
 # Files.
 
 
 @given(batch=samples(min_size=1))
 @example(batch=Samples(["a\u2028b\x85c\x0bd\r\n"]))  # all of these are line ends for some reader
+@example(batch=Samples(["a \ud800 b é", "c"], labels=["x", "\udfff"]))  # no Unicode
 def test_jsonl_round_trip(batch: Samples, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "samples.jsonl"
     batch.to_jsonl(path)
     assert Samples.from_jsonl(path) == batch
     assert path.read_text(encoding="utf-8").count("\n") == len(batch)
-
-
-def test_text_that_is_not_unicode_survives_a_file(tmp_path: Path) -> None:
-    batch = Samples(["a \ud800 b é", "c"], labels=["x", "\udfff"])
-    batch.to_jsonl(tmp_path / "s.jsonl")
-    assert '"a \\ud800 b é"' in (tmp_path / "s.jsonl").read_text(encoding="utf-8")
-    assert Samples.from_jsonl(tmp_path / "s.jsonl") == batch
 
 
 # Other data.
@@ -266,17 +233,9 @@ def test_empty_texts_and_invalid_unicode_are_found() -> None:
     assert batch.unreadable(empty=False).keys() == {1, 2}
 
 
-def test_records_have_singular_keys_and_other_keys_are_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "samples.jsonl"
-    Samples(["Zoë"], histories=["Hi."]).to_jsonl(path)
-    assert path.read_text(encoding="utf-8") == '{"text": "Zoë", "history": "Hi."}\n'
-    path.write_text('{"history": "Hi.", "rating": 4, "text": "Zoë"}\r\n', encoding="utf-8")
-    assert Samples.from_jsonl(path) == Samples(["Zoë"], histories=["Hi."])
-
-
 @pytest.mark.parametrize(
     "second_line",
-    ["{text}", "", '["b"]', '{"label": "y"}', '{"text": "b"}', "[" * 200_000, "9" * 5000],
+    ["{text}", '["b"]', '{"label": "y"}', '{"text": "b"}', "[" * 200_000, "9" * 5000],
 )
 def test_a_bad_line_is_named(tmp_path: Path, second_line: str) -> None:
     path = tmp_path / "s.jsonl"
@@ -295,10 +254,7 @@ def test_a_bad_line_is_named(tmp_path: Path, second_line: str) -> None:
 def test_labels_and_groups_may_be_integers(numbers: Any) -> None:
     expected = Samples(["a", "b"], labels=["0", "1"], groups=["0", "1"])
     assert as_samples(["a", "b"], labels=numbers, group=numbers) == expected
-    names = {"label": numbers, "groups": numbers}
-    assert as_samples({"text": ["a", "b"], **names}) == expected
     assert as_samples(["a", "b"], labels=numbers, label_map={0: "x", "1": "y"}).labels == ("x", "y")
-    assert as_samples(texts=["a"], label=np.int64(3)).labels == ("3",)
 
 
 def test_a_sample_may_have_several_references(tmp_path: Path) -> None:

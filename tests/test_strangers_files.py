@@ -17,9 +17,7 @@ import torch
 from ctrlreward import Distinct, Perplexity, Samples
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.cli import main
-from ctrlreward.command_line.config_files import read_config
-from ctrlreward.corpus import score as score_command
-from ctrlreward.files import JsonLog, read_yaml
+from ctrlreward.files import read_yaml
 from ctrlreward.models.wheels import extract
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers.judge import Rubric
@@ -44,7 +42,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"log_history": [{"step": i, "worth": i} for i in range(4)]}
     Path("trainer_state.json").write_text(json.dumps(state) + "\n")
     Path("reward.yaml").write_text("components:\n  worth:\n    scorer: Distinct\n")
-    Path("description.json").write_text('{"weights": {"worth": 1.0}}\n')
     for name in ("first", "second"):
         (Path(name) / "samples/score").mkdir(parents=True)
         shutil.copy("log.jsonl", f"{name}/metrics.jsonl")
@@ -75,7 +72,7 @@ def spoil(path: Path, value: str) -> str:
     return place
 
 
-def failure(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+def failure(arguments: Sequence[str], capsys: Captured) -> str:
     """Return what a command says that ends with a status for mistakes."""
     with pytest.raises(SystemExit) as ended:
         main([*arguments])
@@ -91,14 +88,11 @@ def failure(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
     [
         (SCORE, "rows.jsonl"),
         (f"probe {REWARD} --texts rows.jsonl", "rows.jsonl"),
-        ("select log.jsonl --maximise worth", "log.jsonl"),
         ("select first --maximise worth", "first/metrics.jsonl"),
         ("select first --maximise worth", "first/summary.json"),
         ("select trainer_state.json --maximise worth", "trainer_state.json"),
         ("report first", "first/samples/score/step=000002.jsonl"),
         ("rescore first reward.yaml", "first/samples/score/step=000001.jsonl"),
-        ("rescore first reward.yaml", "first/metrics.jsonl"),
-        ("rescore first reward.yaml", "first/summary.json"),
         ("rescore first reward.yaml", "reward.yaml"),
         ("probe reward.yaml", "reward.yaml"),
         ("serve reward.yaml", "reward.yaml"),
@@ -126,87 +120,16 @@ SECOND = "first/samples/score/step=000002.jsonl"
         (SECOND, '{"text": "a"}'),
         (SECOND, f'{{"text": "a", "scores": {{"worth": {HUGE}}}}}'),
         ("log.jsonl", f'{{"step": {HUGE}, "worth": 1}}'),
-        ("texts/a.jsonl", '{"step": Infinity, "prompt": "", "completion": "", "score": 1}'),
     ],
 )
 def test_values_of_another_form_are_named(name: str, content: str, capsys: Captured) -> None:
-    Path(name).parent.mkdir(exist_ok=True)
     Path(name).write_text(f"{content}\n")
-    run = name.partition("/")[0]
-    assert name in failure(["select", run, "--maximise", "worth"], capsys)
-    with contextlib.suppress(SystemExit):  # what can be shown is
-        main(["report", run])
+    assert name in failure(["select", name.partition("/")[0], "--maximise", "worth"], capsys)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("summary.json", '{"selection": "x", "others": 1, "seconds": [1]}'),
-        ("summary.json", '{"selection": {"monitor": "worth", "constraints": [1]}}'),
-        (
-            "config.yaml",
-            "trainer: {callbacks: [1, {class_path: RewardCheckpoint, init_args: [1]}]}",
-        ),
-        ("metrics.jsonl", f'{{"step": 1, "worth": 1}}\n{{"step": 2, "worth": {HUGE}}}\n'),
-        ("samples/score/step=\N{SUPERSCRIPT TWO}.jsonl", ""),
-    ],
-)
-def test_a_report_of_values_of_another_form(name: str, content: str) -> None:
-    Path("first", name).write_text(content)
-    main(["report", "first"])
-
-
-def test_a_report_has_no_texts_of_other_folders(capsys: Captured) -> None:
-    for name in ("first/before", "first/after", "secret"):
-        shutil.copy(SECOND, f"{name}.jsonl")
-    Path("first/summary.json").write_text('{"others": {"../secret": {}}}')
-    assert "others must be a name of a folder's content" in failure(["report", "first"], capsys)
-
-
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize(
-    ("read", "name"),
-    [
-        (Samples.from_jsonl, "rows.jsonl"),
-        (lambda path: JsonLog(Path(path)).read(), "log.jsonl"),
-        (Rubric.load, "reward.yaml"),
-        (Task.load, "reward.yaml"),
-    ],
-)
-def test_readers_of_python_name_it(read: Callable[[str], object], name: str, value: str) -> None:
-    place = spoil(Path(name), VALUES[value])
-    with pytest.raises(ValueError, match=place.replace(".", r"\.")):
-        read(name)
-
-
-@pytest.mark.parametrize("value", VALUES)
-def test_the_log_of_an_unfinished_run(
-    value: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = SCORE.replace("Distinct", "Repetition").split()
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(score_command, "write_whole", killed)
-        with pytest.raises(SystemExit) as ended:
-            main(command)
-    assert ended.value.code == 130
-    place = spoil(Path("scored.jsonl.partial.jsonl"), VALUES[value])
-    assert place in failure(command, capsys)
-
-
-@pytest.mark.parametrize("text", ["a: &a\n  b: *a\n", "a: {" * 100_000, "x: 1\na: 2024-13-45\n"])
-def test_configs_that_no_one_reads_to_the_end(text: str, capsys: Captured) -> None:
-    Path("config.yaml").write_text(text)
-    with pytest.raises(ValueError, match="config"):
-        read_config("config.yaml")
-    for command in (
-        "probe config.yaml",
-        "train --config config.yaml",
-        f"{SCORE} --config config.yaml",
-    ):
+def test_a_config_that_contains_itself(capsys: Captured) -> None:
+    Path("config.yaml").write_text("a: &a\n  b: *a\n")
+    for command in ("probe config.yaml", f"{SCORE} --config config.yaml"):
         failure(command.split(), capsys)
 
 
@@ -230,7 +153,7 @@ def nothing_ran(workplace: None) -> Iterator[None]:
     assert not Path("ran").exists()
 
 
-def test_a_checkpoint_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_does_not_run() -> None:
     torch.save({"state_dict": {}, "loops": Payload()}, "stranger.ckpt")
     boring = "pytorch_lightning.demos.boring_classes"
     Path("train.yaml").write_text(
@@ -238,10 +161,9 @@ def test_a_checkpoint_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
         "trainer: {max_steps: 2, accelerator: cpu, logger: false, enable_checkpointing: false}\n"
     )
     command = ["train", "--config", "train.yaml", "--trainer.default_root_dir", "run"]
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        main([*command, "--ckpt_path", "stranger.ckpt"])
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        main([*command, "--ckpt_path", Path("stranger.ckpt").absolute().as_uri()])
+    for place in ("stranger.ckpt", Path("stranger.ckpt").absolute().as_uri()):
+        with pytest.raises(pickle.UnpicklingError):
+            main([*command, "--ckpt_path", place])
 
 
 def test_the_code_of_a_model_does_not_run(tiny_llama: Callable[[str], str]) -> None:
@@ -339,9 +261,10 @@ def test_members_of_a_wheel_stay_in_its_folder() -> None:
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside"])
 def test_names_of_texts_stay_in_the_folder_of_the_run(name: str) -> None:
     scores = {"worth": Distinct()["distinct"]}
-    with pytest.raises(ValueError, match="must be a name of a folder's content"):
-        GenerationScorer(scores, ["A soup"], name=name)
-    with pytest.raises(ValueError, match="must be a name of a folder's content"):
-        BeforeAfter(scores, ["A soup"], others={name: Samples(["A soup"])})
-    with pytest.raises(ValueError, match="has no file"):
-        local_file(f"yelp-shen/{name}")
+    for use in (
+        lambda: GenerationScorer(scores, ["A soup"], name=name),
+        lambda: BeforeAfter(scores, ["A soup"], others={name: Samples(["A soup"])}),
+        lambda: local_file(f"yelp-shen/{name}"),
+    ):
+        with pytest.raises(ValueError, match=r"content|has no file"):
+            use()

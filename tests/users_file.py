@@ -15,7 +15,7 @@ from pytorch_lightning.demos.boring_classes import BoringModel
 from torch import Tensor
 
 import ctrlreward as cr
-from ctrlreward import callbacks, lightning, policy, selection
+from ctrlreward import callbacks, lightning, policy
 from ctrlreward.adapters import torchmetrics, trl
 from ctrlreward.reward import AnyReward
 
@@ -72,10 +72,8 @@ def calls() -> None:
 
 def mistakes() -> None:
     cr.CTRLEval(aspects="coherense")  # type: ignore[arg-type]
-    cr.CTRLEval(dtype="float8")  # type: ignore[arg-type]
     cr.Perplexity(devise="cpu")  # type: ignore[call-arg]
     cr.Similarity().score(3)  # type: ignore[arg-type]
-    cr.Reward(3)  # type: ignore[arg-type]
     cr.Reward({"fluency": "perplexity"})  # type: ignore[dict-item]
     cr.Reward({"content": cr.Similarity()}, aggregate="weigthed")  # type: ignore[arg-type]
     cr.CtrlEval()  # type: ignore[attr-defined]
@@ -83,4 +81,3 @@ def mistakes() -> None:
     lightning.RewardEarlyStopping("score/content", mode="up")  # type: ignore[arg-type]
     policy.PolicyTuner("smollm2-135m", brevity, baseline="rloo")  # type: ignore[arg-type]
     trl.as_reward_funcs(3)  # type: ignore[arg-type]
-    selection.StopRule("score/content", mode="maximum")  # type: ignore[arg-type]

@@ -6,24 +6,20 @@ To import PyTorch, transformers and Lightning takes longer than what these scrip
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import runpy
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-import traceback
-from collections.abc import Mapping, Sequence
-from multiprocessing import util
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-_server: TextIO
-_asking = threading.Lock()
+_server: Connection
 
 
 def start_server() -> None:
@@ -32,13 +28,13 @@ def start_server() -> None:
     It ends with this process, at the end of its input.
     """
     global _server
-    ours, theirs = socket.socketpair()
-    server = os.fork()
-    _server = (theirs if server == 0 else ours).makefile("rw")
-    (ours if server == 0 else theirs).close()
-    if server == 0:
-        _serve()
+    _server, theirs = Pipe()
+    if os.fork() == 0:
+        _server.close()
+        with suppress(EOFError):
+            _serve(theirs)
         os._exit(0)
+    theirs.close()
 
 
 class WarmProcess:
@@ -51,20 +47,13 @@ class WarmProcess:
     """
 
     def __init__(self, command: Sequence[object], output: Path, errors: Path) -> None:
-        job = {
-            "command": [str(word) for word in command],
-            "environment": dict(os.environ),
-            "folder": os.getcwd(),
-            "streams": [os.devnull, str(output), str(errors)],
-        }
-        self.pid: int = _ask(job)
-        self.returncode: int | None = None
+        words, files = [str(word) for word in command], [str(output), str(errors)]
+        self.pid: int = _ask(words, dict(os.environ), os.getcwd(), files)
 
     def wait(self, timeout: float) -> int | None:
         """Return its exit code; None if it still runs after some seconds."""
-        if self.returncode is None:
-            self.returncode = _ask({"wait": self.pid, "timeout": timeout})
-        return self.returncode
+        code: int | None = _ask(self.pid, timeout)
+        return code
 
     def end(self, number: int) -> None:
         """Send a signal, unless it has ended."""
@@ -89,66 +78,46 @@ def run_warm(script: Path, *arguments: object, timeout: float) -> subprocess.Com
     return subprocess.CompletedProcess(str(script), code, *printed)
 
 
-def _ask(job: Mapping[str, Any]) -> Any:
-    with _asking:
-        print(json.dumps(job), file=_server, flush=True)
-        return json.loads(_server.readline())
+def _ask(*job: object) -> Any:
+    _server.send(job)
+    return _server.recv()
 
 
-def _serve() -> None:
-    """Fork for each job and reply with the child's id, or wait for a child."""
-    while line := _server.readline():
-        job = json.loads(line)
-        if "wait" in job:
-            reply = _code(job["wait"], job["timeout"])
-        elif (reply := os.fork()) == 0:
-            _become(job)
-        print(json.dumps(reply), file=_server, flush=True)
-
-
-def _code(child: int, timeout: float) -> int | None:
-    """Wait for a fork; return its exit code, None if it took too long."""
-    until = time.monotonic() + timeout
+def _serve(jobs: Connection) -> None:
+    """Reply to each job: for a command, with the id of its fork; for an id, with its exit code."""
+    forks: dict[int, Any] = {}
     while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > until:
-            return None
-        time.sleep(0.01)
+        job = jobs.recv()
+        if len(job) == 2:
+            forks[job[0]].join(job[1])
+            jobs.send(forks[job[0]].exitcode)
+        else:
+            fork = get_context("fork").Process(target=_become, args=job)
+            fork.start()
+            forks[fork.pid or 0] = fork
+            jobs.send(fork.pid)
 
 
-def _become(job: Mapping[str, Any]) -> None:
-    """Run the job's script as the main program of this process, and end as Python does."""
+def _become(words: list[str], environment: dict[str, str], folder: str, files: list[str]) -> None:
+    """Run a script as the main program of this process."""
     os.setpgid(0, 0)
-    for descriptor, file in enumerate(job["streams"]):
+    for descriptor, file in enumerate(files, 1):
         opened = os.open(file, os.O_CREAT | os.O_RDWR | os.O_APPEND)
         os.dup2(opened, descriptor)
         os.close(opened)
-    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
-    sys.stderr = os.fdopen(2, "w", buffering=1)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     os.environ.clear()
-    os.environ.update(job["environment"])
-    os.chdir(job["folder"])
-    sys.argv = job["command"]
+    os.environ.update(environment)
+    os.chdir(folder)
     logging.root.handlers.clear()  # pytest's; a new process has none
     atexit._clear()  # what the tests' process does at its end
-    atexit.register(util._exit_function)
-    code: object = None
     try:
-        if sys.argv[0] == "-m":
-            del sys.argv[0]
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(sys.argv[0]).parent))
-            runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as ended:
-        code = ended.code
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+            sys.argv = words
+            sys.path.insert(0, str(Path(words[0]).parent))
+            runpy.run_path(words[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()
