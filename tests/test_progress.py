@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fakes import Length, OneLetter
+from fakes import OneLetter
 
-from ctrlreward import Reward, progress
+from ctrlreward import Samples, progress
 from ctrlreward.progress import track
+from ctrlreward.scorers.parts import score_parts
 
 
 class Bar:
@@ -41,47 +41,35 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
 
 
 def work() -> None:
-    with track("scoring", 12, done=2) as texts:
-        with texts.part(6), track("reading", 3, "tokens") as tokens:
-            tokens.advance(1)
-            with tokens.part(2), track("reading", 4) as inner:
-                inner.advance(2)
-                inner.advance(1)  # the part finishes the rest
-        with track("beside", 5) as other:
-            other.advance(5)  # no part of the work
-        texts.advance(4)
+    with track("scoring", 12, done=2) as advance:
+        with track("reading", 3, "tokens") as tokens:  # inside other work: not shown
+            tokens(1)
+        advance(10)
 
 
-def test_work_within_work_moves_the_bar_of_the_outermost(bars: list[Bar]) -> None:
+def test_the_outermost_work_has_a_bar(bars: list[Bar]) -> None:
     work()
-    (bar,) = bars
-    assert bar.title == "scoring"
-    finished = [*dict.fromkeys(round(number, 9) for number in bar.numbers)]
-    assert finished == [2, 4, 6, 7, 8, 12]
-
-
-def test_texts_are_counted_across_scorers(bars: list[Bar]) -> None:
-    Reward({"letters": OneLetter(), "length": Length()["length"]})(["soup", "tea", "soup"])
-    assert [bar.numbers[-1] for bar in bars] == [pytest.approx(3)]
-
-
-def test_work_that_fails_leaves_its_place_to_the_next(bars: list[Bar]) -> None:
-    with pytest.raises(KeyboardInterrupt), track("first", 10) as first, first.part(5):
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), track("second", 10):
+        raise KeyboardInterrupt  # work that fails leaves its place to the next
     work()
-    assert [bar.title for bar in bars] == ["first", "scoring"]
+    assert [(bar.title, bar.numbers) for bar in bars] == [
+        ("scoring", [2, 12]),
+        ("second", [0]),
+        ("scoring", [2, 12]),
+    ]
 
 
-def in_thread(call: Callable[[], None]) -> None:
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
+def test_texts_of_a_file_are_counted(bars: list[Bar]) -> None:
+    score_parts({"letters": OneLetter()["letters"]}, Samples(["soup", "tea", "soup"]))
+    assert [bar.numbers[-1] for bar in bars] == [2]  # distinct ones
 
 
 def test_threads_and_files_have_no_bar(
     bars: list[Bar], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    in_thread(work)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
     monkeypatch.setenv("CI", "1")
     work()
     monkeypatch.delenv("CI")

@@ -34,7 +34,6 @@ from ctrlreward.models.pairs import (
 )
 from ctrlreward.models.sharing import locked
 from ctrlreward.models.tokenization import warn_unknown
-from ctrlreward.progress import track
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -74,17 +73,15 @@ class EmbeddingAligner:
         remaining = windows(list(map(len, distinct)), self.encoder.batch_tokens)
         tokens: dict[str, tuple[Spans, npt.NDArray[np.float32]]] = {}
         alignments = []
-        with track("reading", sum(map(len, distinct)), "characters") as progress:
-            for i, pair in enumerate(pairs):
-                while not tokens.keys() >= {*pair}:
-                    texts = [distinct[j] for j in next(remaining)]
-                    with progress.part(sum(map(len, texts))):
-                        tokens.update(zip(texts, self._tokens(texts), strict=True))
-                (spans, vectors), (_, others) = (tokens[text] for text in pair)
-                alignments.append(TokenAlignment(spans, best_cosines(vectors, others)))
-                for text in {*pair}:
-                    if last_pair[text] == i:
-                        del tokens[text]
+        for i, pair in enumerate(pairs):
+            while not tokens.keys() >= {*pair}:
+                texts = [distinct[j] for j in next(remaining)]
+                tokens.update(zip(texts, self._tokens(texts), strict=True))
+            (spans, vectors), (_, others) = (tokens[text] for text in pair)
+            alignments.append(TokenAlignment(spans, best_cosines(vectors, others)))
+            for text in {*pair}:
+                if last_pair[text] == i:
+                    del tokens[text]
         return alignments
 
     def _tokens(self, texts: list[str]) -> list[tuple[Spans, npt.NDArray[np.float32]]]:

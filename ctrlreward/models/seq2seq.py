@@ -38,7 +38,6 @@ from ctrlreward.models.tokenization import (
     special_ids,
     warn_truncated,
 )
-from ctrlreward.progress import track
 
 
 def load_infiller(
@@ -202,14 +201,12 @@ class Seq2SeqInfiller(FrozenModel):
         ends, most = np.cumsum(scored), max(_STATES_PER_CALL, self.batch_tokens)
         keys = [*ids]
         found: dict[tuple[bytes, tuple[Filling, ...]], npt.NDArray[np.float64]] = {}
-        with track("reading", len(keys)) as progress:
-            for _, run in groupby(range(len(keys)), lambda i: ends[i] // most):
-                chosen = [keys[i] for i in run]
-                with progress.part(len(chosen)):
-                    own = [[*layouts[key].values()] for key in chosen]
-                    values = self._score([ids[key] for key in chosen], own)
-                groups = [(key, group) for key in chosen for group in layouts[key]]
-                found.update(zip(groups, values, strict=True))
+        for _, run in groupby(range(len(keys)), lambda i: ends[i] // most):
+            chosen = [keys[i] for i in run]
+            own = [[*layouts[key].values()] for key in chosen]
+            values = self._score([ids[key] for key in chosen], own)
+            groups = [(key, group) for key in chosen for group in layouts[key]]
+            found.update(zip(groups, values, strict=True))
         parts = [(layouts[key][group], found[key, group]) for key, group in asked]
         return TokenScores(
             np.concatenate([NOTHING, *(layout.tokens for layout, _ in parts)]),

@@ -28,7 +28,6 @@ from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.models.pairs import UNITS, Unit
 from ctrlreward.models.sharing import locked, shared_model
 from ctrlreward.models.stop_words import read_stop_words
-from ctrlreward.progress import track
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, computable
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
@@ -301,14 +300,13 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
                     for part, item in enumerate(row):
                         jobs.setdefault((item, other), []).append((name, direction, i, part))
         found: list[Aligned] = []
-        with track("aligning", sum(len(jobs) for _, jobs in work.values()), "pairs") as progress:
-            for aligner, jobs in work.values():
-                pairs = group_shared_texts(pair for pair in jobs if all(pair))
-                empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
-                with progress.part(len(jobs)), locked(aligner):
-                    aligned = zip(pairs, aligner.align(pairs), strict=True)
-                    for pair, alignment in chain(empty, aligned):
-                        found += [self._aligned(job, pair, alignment) for job in jobs[pair]]
+        for aligner, jobs in work.values():
+            pairs = group_shared_texts(pair for pair in jobs if all(pair))
+            empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
+            with locked(aligner):
+                aligned = zip(pairs, aligner.align(pairs), strict=True)
+                for pair, alignment in chain(empty, aligned):
+                    found += [self._aligned(job, pair, alignment) for job in jobs[pair]]
         return found
 
     def _aligned(self, job: _Job, pair: tuple[str, str], found: TokenAlignment) -> Aligned:

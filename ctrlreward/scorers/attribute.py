@@ -10,7 +10,6 @@ import numpy as np
 
 from ctrlreward.failures import Failures, ItemError
 from ctrlreward.models.classifier import LabelProbabilities
-from ctrlreward.progress import track
 from ctrlreward.samples import Samples, attribute_label, parse_attributes, shortened
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import CompositeScorer, Scored, Scores, ScoreSpec, scatter
@@ -102,19 +101,17 @@ class AttributeClassifier(CompositeScorer):
         unnamed = [i for i, named in enumerate(targets) if not named]
         totals = {name: np.zeros(n) for name in _NAMES}
         by_attribute: dict[str, Scores] = {}
-        with track("scoring", len(self.classifiers), "attributes") as progress:
-            for attribute, classifier in self.classifiers.items():
-                rows = [i for i, named in enumerate(targets) if attribute in named]
-                if not rows:  # its model is not loaded
-                    by_attribute |= {f"{name}_{attribute}": np.full(n, np.nan) for name in _NAMES}
-                    continue
-                labels = [targets[i][attribute] for i in rows]
-                chosen = Samples([samples.texts[i] for i in rows], labels=labels)
-                with progress.part(1):
-                    scores = classifier.score_samples(chosen)
-                for name in _NAMES:
-                    by_attribute[f"{name}_{attribute}"] = scatter(scores[name], rows, n)
-                    totals[name][rows] += scores[name]
+        for attribute, classifier in self.classifiers.items():
+            rows = [i for i, named in enumerate(targets) if attribute in named]
+            if not rows:  # its model is not loaded
+                by_attribute |= {f"{name}_{attribute}": np.full(n, np.nan) for name in _NAMES}
+                continue
+            labels = [targets[i][attribute] for i in rows]
+            chosen = Samples([samples.texts[i] for i in rows], labels=labels)
+            scores = classifier.score_samples(chosen)
+            for name in _NAMES:
+                by_attribute[f"{name}_{attribute}"] = scatter(scores[name], rows, n)
+                totals[name][rows] += scores[name]
         counts = np.array([len(named) or np.nan for named in targets])
         scored = {name: total / counts for name, total in totals.items()} | by_attribute
         scored[_COMBINATION] = np.array([self._combination(named) for named in targets], float)

@@ -13,7 +13,6 @@ from ctrlreward.models.batching import in_windows
 from ctrlreward.models.loading import load_config
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs
 from ctrlreward.models.sharing import shared_model
-from ctrlreward.progress import track
 from ctrlreward.samples import Samples, empty_items
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
@@ -90,11 +89,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
     def score_samples(self, samples: Samples, names: Collection[str] = ()) -> Scored:
         """Return the chosen scores; NaN for an empty source or reference."""
         wanted = dict.fromkeys(part for name in names for part in _PARTS[name])
-        parts = {}
-        with track("scoring", len(wanted), "parts") as progress:
-            for part in wanted:
-                with progress.part(1):
-                    parts[part] = self._score(part, samples)
+        parts = {part: self._score(part, samples) for part in wanted}
         scores = {name: np.mean([parts[p][0] for p in _PARTS[name]], axis=0) for name in names}
         failures = Failures()
         for _, failed in parts.values():

@@ -19,7 +19,6 @@ from ctrlreward.arguments import Mode, kind_of
 from ctrlreward.failures import Failures, ItemError
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.models.sharing import locked
-from ctrlreward.progress import track
 from ctrlreward.samples import (
     MissingColumn,
     Samples,
@@ -290,30 +289,28 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
         alike.setdefault((scorer.pointwise, scorer.scores_empty), []).append(scorer)
     columns: dict[Component, Scores] = {}
     failures, reasons = Failures(), dict[Component, list[str]]()
-    with track("scoring", len(samples)) as progress:
-        for (pointwise, scores_empty), scorers in alike.items():
-            unreadable = Failures(unfinished | samples.unreadable(not scores_empty))
-            rows = [i for i in range(len(samples)) if i not in unreadable]
-            readable = samples[rows] if unreadable else samples
-            chosen, places = readable.distinct() if pointwise else (readable, [*range(len(rows))])
-            try:
-                with progress.part(len(samples) * len(scorers) / len(wanted)):
-                    found = scores_of({scorer: wanted[scorer] for scorer in scorers}, chosen)
-            except ItemError as error:
-                row = rows[places.index(error.row)]
-                raise ItemError(error.column, row, error.problem) from error
-            failures |= unreadable
-            place_of = dict(zip(rows, places, strict=True))
-            for scorer, (scores, own_failures, own_reasons) in found.items():
-                for name, values in scores.items():
-                    columns[Component(scorer, name)] = scatter(values[places], rows, len(samples))
-                for row, place in place_of.items() if own_failures else ():
-                    if place in own_failures:
-                        failures.add(row, own_failures[place])
-                for name, texts in own_reasons.items():
-                    reasons[Component(scorer, name)] = [
-                        texts[place_of[i]] if i in place_of else "" for i in range(len(samples))
-                    ]
+    for (pointwise, scores_empty), scorers in alike.items():
+        unreadable = Failures(unfinished | samples.unreadable(not scores_empty))
+        rows = [i for i in range(len(samples)) if i not in unreadable]
+        readable = samples[rows] if unreadable else samples
+        chosen, places = readable.distinct() if pointwise else (readable, [*range(len(rows))])
+        try:
+            found = scores_of({scorer: wanted[scorer] for scorer in scorers}, chosen)
+        except ItemError as error:
+            row = rows[places.index(error.row)]
+            raise ItemError(error.column, row, error.problem) from error
+        failures |= unreadable
+        place_of = dict(zip(rows, places, strict=True))
+        for scorer, (scores, own_failures, own_reasons) in found.items():
+            for name, values in scores.items():
+                columns[Component(scorer, name)] = scatter(values[places], rows, len(samples))
+            for row, place in place_of.items() if own_failures else ():
+                if place in own_failures:
+                    failures.add(row, own_failures[place])
+            for name, texts in own_reasons.items():
+                reasons[Component(scorer, name)] = [
+                    texts[place_of[i]] if i in place_of else "" for i in range(len(samples))
+                ]
     return Scored(
         {name: columns[component] for name, component in components.items()},
         failures,
@@ -325,30 +322,25 @@ def scores_of(wanted: Mapping[Scorer, Collection[str]], samples: Samples) -> dic
     """Return the named scores of each scorer; one call of a model answers the tasks of all."""
     of_model: dict[int, list[TaskScorer]] = {}
     found: dict[Scorer, Any] = {}
-    with track("scoring", len(wanted), "scorers") as progress:
-        for scorer, names in wanted.items():
-            with named_error({scorer: names}, samples):
-                if not len(samples):
-                    found[scorer] = {name: [] for name in names}
-                elif isinstance(scorer, TaskScorer):
-                    of_model.setdefault(id(scorer.loaded_model), []).append(scorer)
-                else:
-                    method: Any = scorer.score_samples
-                    takes_names = len(signature(method).parameters) > 1
-                    with progress.part(1), locked(scorer):
-                        found[scorer] = method(samples, names) if takes_names else method(samples)
-        for scorers in of_model.values():
-            model = scorers[0].loaded_model
-            with (
-                named_error({each: wanted[each] for each in scorers}, samples),
-                progress.part(len(scorers)),
-                locked(model),
-            ):
-                tasks = [each.tasks(samples, wanted[each]) for each in scorers]
-                answers = iter(model.answer([task for own in tasks for task in own]))
-                for each, own in zip(scorers, tasks, strict=True):
-                    answered = list(islice(answers, len(own)))
-                    found[each] = each.fold(samples, answered, wanted[each])
+    for scorer, names in wanted.items():
+        with named_error({scorer: names}, samples):
+            if not len(samples):
+                found[scorer] = {name: [] for name in names}
+            elif isinstance(scorer, TaskScorer):
+                of_model.setdefault(id(scorer.loaded_model), []).append(scorer)
+            else:
+                method: Any = scorer.score_samples
+                takes_names = len(signature(method).parameters) > 1
+                with locked(scorer):
+                    found[scorer] = method(samples, names) if takes_names else method(samples)
+    for scorers in of_model.values():
+        model = scorers[0].loaded_model
+        with named_error({each: wanted[each] for each in scorers}, samples), locked(model):
+            tasks = [each.tasks(samples, wanted[each]) for each in scorers]
+            answers = iter(model.answer([task for own in tasks for task in own]))
+            for each, own in zip(scorers, tasks, strict=True):
+                answered = list(islice(answers, len(own)))
+                found[each] = each.fold(samples, answered, wanted[each])
     return {
         scorer: checked_scores(scorer, samples, found[scorer], names)
         for scorer, names in wanted.items()

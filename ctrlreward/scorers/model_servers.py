@@ -65,14 +65,14 @@ def in_parallel(
     """Return the reply to each item; after an error, no further request begins."""
     replies = []
     with (
-        track("scoring", len(items), "requests") as progress,
+        track("scoring", len(items), "requests") as advance,
         ThreadPoolExecutor(concurrency) as threads,
     ):
         futures = [threads.submit(ask, item) for item in items]
         try:
             for future in futures:
                 replies.append(future.result())
-                progress.advance(1)
+                advance(1)
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise

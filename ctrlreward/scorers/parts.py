@@ -93,12 +93,12 @@ def score_parts(
         return found
 
     size = FIRST
-    with track("scoring", len(first), done=done) as progress:
+    with track("scoring", len(first), done=done) as advance:
         while pointwise and done < len(first):
             rows = first[done : done + size].tolist()
             began = monotonic()
-            with progress.part(len(rows)):
-                found = score_rows(pointwise, rows)
+            found = score_rows(pointwise, rows)
+            advance(len(rows))
             if log:
                 log.append({name: none_for_nan(v) for name, v in found.scores.items()})
             done += len(rows)

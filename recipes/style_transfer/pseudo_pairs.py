@@ -116,7 +116,7 @@ class PseudoPairs:
             vectors = quality.similarity.loaded_model.embed(sentences)
             return np.nan_to_num(vectors).astype(np.float32)
 
-        with track("pseudo-pairs", len(prompts), "sentences") as progress:
+        with track("pseudo-pairs", len(prompts), "sentences") as advance:
             for old, label in ((first, second), (second, first)):
                 lenders, vectors = texts[label], embedded(texts[label])
                 count = min(_NEIGHBOURS, len(lenders))
@@ -136,7 +136,7 @@ class PseudoPairs:
                         )
                     best = best_rewritings(window, candidates, label, quality)
                     yield from (Pair(source, label, text) for source, text in best.items())
-                    progress.advance(len(window))
+                    advance(len(window))
         quality.release()
 
 

@@ -732,11 +732,11 @@ class PairFile:
         with FileLock(f"{self.file}.lock"):
             done = sum(chunk["texts"] for chunk in pairs.read())
             make = self._maker() if done < len(texts) else None
-            with track("labelled pairs", len(texts), done=done) as progress:
+            with track("labelled pairs", len(texts), done=done) as advance:
                 for start in range(done, len(texts), self.chunk_size):
                     rows = range(start, min(start + self.chunk_size, len(texts)))
-                    with progress.part(len(rows)):
-                        made = [pair._asdict() for pair in make(texts, rows)] if make else []
+                    made = [pair._asdict() for pair in make(texts, rows)] if make else []
+                    advance(len(rows))
                     for record in made:
                         del record["unknown"]  # every word of a pair with fillings has a label
                     pairs.append({"texts": len(rows), "pairs": made})
