@@ -33,8 +33,17 @@ class Mean:
         return valid_mean(scores)
 
     def change(self, before: Scores, after: Scores, samples: Samples) -> Estimate:
-        """Return after - before with its 95 % interval."""
-        return paired_bootstrap(before, after, _groups(samples))
+        """Return after - before with its 95 % interval, over the groups that both have.
+
+        If only the hard prompts of one side fail, its mean over all valid scores would be better.
+        """
+        groups = _groups(samples)
+        members = cluster_numbers(groups)
+        lacking = np.isnan([valid_group_means(side, members) for side in (before, after)])
+        if (alone := lacking.any(axis=0)).all():
+            return Estimate(nan, nan, nan)
+        first, second = (np.where(alone, nan, side) for side in (before, after))
+        return paired_bootstrap(first, second, groups)
 
 
 @dataclass(frozen=True)

@@ -44,13 +44,15 @@ class PromptScores(np.ndarray[Any, np.dtype[np.float64]]):
 class PairedDifference(NamedTuple):
     """Mean of scores - `minus` over the prompts that both have, with its interval.
 
-    The ends are infinite if there are too few prompts for the level.
+    The ends are infinite if there are too few prompts for the level. `failed` are the numbers of
+    prompts that have no score, and no score to subtract.
     """
 
     value: float
     low: float
     high: float
     prompts: int
+    failed: tuple[int, int] = (0, 0)
 
     @property
     def distinguishable(self) -> bool:
@@ -138,16 +140,17 @@ def paired_difference(
     Examples:
         >>> tuned, base = [0.3, 0.6, 0.5, 0.5, 0.5, 0.8], [0.1, 0.5, 0.3, 0.2, 0.4, 0.6]
         >>> paired_difference(tuned, minus=base)
-        PairedDifference(value=0.183..., low=0.0999..., high=0.3, prompts=6)
+        PairedDifference(value=0.183..., low=0.0999..., high=0.3, prompts=6, failed=(0, 0))
     """
     sums, sizes = _grouped(minus, scores)
     check_level(level)
+    failed = int(np.isnan(scores).sum()), int(np.isnan(minus).sum())
     if len(sums) == 0:
-        return PairedDifference(math.nan, -math.inf, math.inf, 0)
+        return PairedDifference(math.nan, -math.inf, math.inf, 0, failed)
     value = float(sums.sum() / sizes.sum())
     low = _lower_end(sums, sizes, level / 2)
     high = -_lower_end(-sums, sizes, level / 2)
-    return PairedDifference(value, low, high, int(sizes.sum()))
+    return PairedDifference(value, low, high, int(sizes.sum()), failed)
 
 
 def rise_p_value(before: npt.ArrayLike, after: npt.ArrayLike, margin: float = 0.0) -> float:

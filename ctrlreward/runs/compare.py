@@ -36,7 +36,7 @@ _DESCRIPTION = """Find out which of two systems is better: for each score the me
 with a 95 % interval by item, and the p-value of a paired test (flips of signs).
 
 Items are prompts: outputs of both systems for one prompt are a pair, and several outputs of one
-system for a prompt count by their mean."""
+system for a prompt count by their mean. A system that is shown to fail more often does not win."""
 
 _EXAMPLES = (
     "ctrlreward compare scored.csv --by system",
@@ -52,8 +52,8 @@ LEAST = 6  # items with which flips of signs reach the level: 2 · 2⁻⁶ < 0.0
 _ITEMS = ("prompt", "prefix", "source", "id", "item")
 _NO_SCORES = {*JSON_KEYS.values(), *OUTPUT_NAMES, *_ITEMS, "index", "seed", "step", "system"}
 
-# System → score → item → mean of its outputs, NaN if all failed.
-Systems: TypeAlias = dict[str, dict[str, dict[Hashable, float]]]
+# System → score → item → scores of its outputs, NaN for a failed one.
+Systems: TypeAlias = dict[str, dict[str, dict[Hashable, list[float]]]]
 
 
 class Comparison(NamedTuple):
@@ -64,6 +64,8 @@ class Comparison(NamedTuple):
         mode: Its better direction, None if unknown.
         items: Number of items, which both systems have and in which none failed.
         failed: Number of items in which a system failed; they are left out.
+        fail_rates: System → share of failed outputs, the mean over the items that both have.
+        fail_p_value: Two-sided p-value of the difference of the rates, by flips of signs.
         means: System → mean.
         difference: Mean of the first system minus the second.
         low, high: Ends of its 95 % interval, infinite if there are too few items.
@@ -75,6 +77,8 @@ class Comparison(NamedTuple):
     mode: Mode | None
     items: int
     failed: int
+    fail_rates: Mapping[str, float]
+    fail_p_value: float
     means: Mapping[str, float]
     difference: float
     low: float
@@ -185,7 +189,7 @@ def _systems_of_runs(paths: Mapping[str, str]) -> tuple[Systems, dict[str, Mode]
         step = max(step for by_step in stored.samples.values() for step in by_step)
         steps.append(f"{step} of {name}")
         systems[name] = {
-            f"{texts}/{key}": {(row.prompts, i): value for i, value in enumerate(row.tolist())}
+            f"{texts}/{key}": {(row.prompts, i): [value] for i, value in enumerate(row.tolist())}
             for texts, by_step in stored.samples.items()
             if step in by_step
             for key, row in by_step[step].by_prompt.items()
@@ -268,11 +272,11 @@ def _numeric(rows: Sequence[Row], named: Sequence[str]) -> list[str]:
     return scores
 
 
-def _by_item(keys: Sequence[Hashable], values: Scores) -> dict[Hashable, float]:
+def _by_item(keys: Sequence[Hashable], values: Scores) -> dict[Hashable, list[float]]:
     rows: dict[Hashable, list[float]] = {}
     for key, value in zip(keys, values.tolist(), strict=True):
         rows.setdefault(key, []).append(value)
-    return {key: valid_mean(np.array(own)) for key, own in rows.items()}
+    return rows
 
 
 def _shared_scores(systems: Systems, patterns: Sequence[str]) -> list[str]:
@@ -300,18 +304,22 @@ def compared(score: str, systems: Systems, mode: Mode | None) -> Comparison:
     """Compare two systems in one score."""
     first, second = (scores[score] for scores in systems.values())
     items = [item for item in first if item in second]
-    values = np.array([[table[item] for item in items] for table in (first, second)])
+    outputs = [[np.array(table[item]) for item in items] for table in (first, second)]
+    values = np.array([[valid_mean(own) for own in side] for side in outputs])
+    rates = np.array([[np.isnan(own).mean() for own in side] for side in outputs])
     finite = np.isfinite(values).all(axis=0)
     a, b = values[:, finite]
     # One value for all items, such as Distinct of all texts: there is nothing to test.
     alike = len(a) > 1 and np.ptp(a) == 0 == np.ptp(b)
     untested = alike and (a[0] % 1 or b[0] % 1)
-    value, low, high, _ = paired_difference(a, minus=b, level=LEVEL)
+    value, low, high, *_ = paired_difference(a, minus=b, level=LEVEL)
     return Comparison(
         score,
         mode,
         len(a),
         int((~finite).sum()),
+        dict(zip(systems, rates.mean(axis=1).tolist(), strict=True)),
+        two_sided_p_value(rates[0] - rates[1]),
         {name: valid_mean(side) for name, side in zip(systems, (a, b), strict=True)},
         value,
         low,
@@ -323,18 +331,32 @@ def compared(score: str, systems: Systems, mode: Mode | None) -> Comparison:
 
 def sentence(comparison: Comparison) -> str:
     """Return what the comparison of two systems shows, in words."""
-    score, mode, items, _, means, difference, low, high, p_value, detectable = comparison
+    better, words = _verdict(comparison)
+    rates, p_value = comparison.fail_rates, comparison.fail_p_value
+    more, less = sorted(rates, key=lambda name: -rates[name])
+    if not rates[more]:
+        return words
+    failed = f"{more} failed on {100 * rates[more]:.0f} %, {less} on {100 * rates[less]:.0f} %"
+    if p_value > LEVEL:
+        return f"{words}; {failed}"
+    no_winner = ", so neither is better" if better == more else ""
+    return f"{words}; but {failed} (p = {p_value:.2g}){no_winner}"
+
+
+def _verdict(comparison: Comparison) -> tuple[str | None, str]:
+    """Return the better system by the items that both have, None if not shown, and the words."""
+    score, mode, items, _, _, _, means, difference, low, high, p_value, detectable = comparison
     first, second = means
     of = f" in {score}"
     if math.isnan(p_value):
-        return f"{first} and {second} have one value each{of}, for all items: no test"
+        return None, f"{first} and {second} have one value each{of}, for all items: no test"
     if p_value > LEVEL or not math.isfinite(low):
         apart = f"{first} and {second} can't be told apart{of} with"
         if items < LEAST:
-            return f"{apart} {counted(items, 'item')}, at least {LEAST} are needed"
+            return None, f"{apart} {counted(items, 'item')}, at least {LEAST} are needed"
         if not detectable:
-            return f"{apart} {items} items"
-        return (
+            return None, f"{apart} {items} items"
+        return None, (
             f"{apart} {items} items, which show {_number(detectable)} or more; about {4 * items} "
             f"would show half of it (p = {p_value:.2g})"
         )
@@ -342,7 +364,9 @@ def sentence(comparison: Comparison) -> str:
     ends = [difference, low, high] if difference > 0 else [-difference, -high, -low]
     value, lower, upper = (_number(end, ends[0]) for end in ends)
     word = "better" if mode else "higher"
-    return f"{better} is {word} than {worse}{of} by {value} ({lower} to {upper}), p = {p_value:.2g}"
+    both = " where both have a score" if comparison.failed else ""
+    amount = f"{value} ({lower} to {upper}){both}"
+    return better, f"{better} is {word} than {worse}{of} by {amount}, p = {p_value:.2g}"
 
 
 def _number(value: float, like: float | None = None) -> str:

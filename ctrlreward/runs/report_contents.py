@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ctrlreward.arguments import counted, inner_path, sign_of
 from ctrlreward.functional.sequential import level_of_test
+from ctrlreward.held_out import FAIL_RATE
 from ctrlreward.runs.folder import StoredRun, as_mapping
 from ctrlreward.runs.select import (
     RULE_OPTIONS,
@@ -34,6 +35,7 @@ from ctrlreward.selection.metrics import Validation, describe
 
 TEXT_BYTES = 3_000_000  # of the texts in a report
 LONGEST = 2_000  # characters of a text that are shown
+MORE_FAILED = 0.05  # rise of the fail rate that a verdict names
 MOST_COLUMNS = 12  # validations whose texts are shown
 MOST_POINTS = 300  # of a curve
 COUNTED = 2_000  # texts of a validation in which phrases are counted
@@ -323,6 +325,12 @@ def _verdict(
     if not rows and best is not None and rules.best:
         outcome, details = _selected_change(selection)
     fallen = [row["name"] for row in rows[1:] if _outcome(row) < 0]
+    for row in filter(_failed, (results or {"rows": []})["rows"]):
+        fallen.append(FAIL_RATE)
+        details.append(
+            f"{100 * row['before']:.0f} % of the texts before and {100 * row['after']:.0f} % after "
+            "training have a score that failed: the difference is over the prompts that both have."
+        )
     after = results["step"] if rows and results else None
     if steps and after not in (None, best):
         details.append(f"The texts after training are of step {after}, not of step {best}.")
@@ -374,6 +382,11 @@ def _change(row: Mapping[str, Any]) -> str:
         f"{_number(row['after'])} on prompts of neither training nor selection (difference "
         f"{_number(row['difference'], '+')}, 95 % interval {ends})."
     )
+
+
+def _failed(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is the fail rate, and has risen."""
+    return row["name"] == FAIL_RATE and (row["after"] or 0.0) > (row["before"] or 0.0) + MORE_FAILED
 
 
 def _selected_change(selection: Selection) -> tuple[int, list[str]]:

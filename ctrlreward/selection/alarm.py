@@ -221,7 +221,7 @@ class AlarmRule:
         if self.reference == "best":
             for name, mode in self.modes.items():
                 sign = 0.0 if mode == "drift" else sign_of(mode)
-                if sign * now.metrics[name] > sign * references[name].metrics[name]:
+                if sign * references[name].change(now, name) > 0:
                     references[name] = now
         return replace(state, references=references, tests=k), p_value, reason
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import cmp_to_key
+from typing import Any, NamedTuple
 
 from ctrlreward.arguments import Mode, check_direction, counted, sign_of
 from ctrlreward.functional.sequential import check_level, level_of_test
@@ -67,7 +68,8 @@ class BestRule:
 
     A validation without a new, finite score, or outside of a constraint is not a candidate. A new
     score must be better than the worst kept one to replace it; of equal scores the oldest is
-    replaced first. With scores by prompt (`evidence`), the reason says whether a score is
+    replaced first. Of two validations that failed on different prompts, the prompts that both have
+    decide. With scores by prompt (`evidence`), the reason says whether a score is
     distinguishable from the best one, by an interval of their difference that holds at all
     validations of the run together (`ctrlreward.functional.sequential`).
 
@@ -159,8 +161,7 @@ class BestRule:
 
     def best(self, state: BestState) -> int | None:
         """Return the step of the best checkpoint, None if none is kept."""
-        sign = sign_of(self.mode)
-        return max(state.kept, key=lambda step: sign * state.kept[step], default=None)
+        return max(state.kept, key=self._order(state.kept, state.candidates), default=None)
 
     def steps(self, state: BestState) -> list[int]:
         """Return the steps of the candidates so far."""
@@ -177,7 +178,7 @@ class BestRule:
         left = {step: v for step, v in state.candidates.items() if step not in lost}
         kept: Mapping[int, float] = {}
         for step in sorted(left.keys() & {*steps}):
-            kept, _ = self._keep(kept, step, left[step].metrics[self.monitor])
+            kept, _ = self._keep(kept, left, step)
         return replace(state, candidates=left, kept=kept)
 
     def explain(self, state: BestState) -> str:
@@ -217,15 +218,14 @@ class BestRule:
         )
 
     def _rank(self, state: BestState, now: Validation) -> tuple[BestState, KeepDecision]:
-        step, score, sign = now.step, now.metrics[self.monitor], sign_of(self.mode)
+        step, score = now.step, now.metrics[self.monitor]
         rivals = {other: value for other, value in state.candidates.items() if other != step}
         # The oldest of equals.
-        leader = max(
-            rivals.values(), key=lambda rival: sign * rival.metrics[self.monitor], default=None
-        )
+        best = max(rivals, key=self._order({}, rivals), default=None)
+        leader = None if best is None else rivals[best]
         level = level_of_test(self.level, state.validations)
         difference = leader.differs(now, self.monitor, level) if leader else None
-        kept, gone = self._keep(state.kept, step, score)
+        kept, gone = self._keep(state.kept, {**rivals, step: now}, step)
         reason = f"{self.monitor} is {score:.4f}"
         if leader is not None and difference is not None:
             told = "distinguishable" if difference.distinguishable else "not distinguishable"
@@ -241,15 +241,26 @@ class BestRule:
         new = replace(state, kept=kept, candidates={**rivals, step: now})
         return new, KeepDecision(step not in gone, dropped, reason)
 
+    def _order(self, kept: Mapping[int, float], candidates: Mapping[int, Validation]) -> Any:
+        """Return a key that sorts steps from worst to best, pair by pair (`Validation.change`)."""
+        plain = {step: Validation(step, {self.monitor: value}) for step, value in kept.items()}
+        known, sign = {**plain, **candidates}, sign_of(self.mode)
+
+        def compare(a: int, b: int) -> int:
+            change = sign * known[b].change(known[a], self.monitor)
+            return (change > 0) - (change < 0)
+
+        return cmp_to_key(compare)
+
     def _keep(
-        self, kept: Mapping[int, float], step: int, score: float
+        self, kept: Mapping[int, float], candidates: Mapping[int, Validation], step: int
     ) -> tuple[dict[int, float], list[int]]:
-        """Return the best steps with their scores, and the others, if a step is added."""
+        """Return the best steps with their scores, and the others, if a candidate is added."""
         rivals = {other: value for other, value in kept.items() if other != step}
+        score = candidates[step].metrics[self.monitor]
         # First of equals, so that a new score has to be better than an older one.
         scores = {step: score, **rivals}
-        sign = sign_of(self.mode)
-        worst_first = sorted(scores, key=lambda other: sign * scores[other])
+        worst_first = sorted(scores, key=self._order(rivals, candidates))
         gone = worst_first[: 0 if self.top_k == -1 else max(0, len(scores) - self.top_k)]
         return {s: v for s, v in {**rivals, step: score}.items() if s not in gone}, gone
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from ctrlreward.arguments import Mode, did_you_mean
+from ctrlreward.arguments import Mode, counted, did_you_mean
 from ctrlreward.functional.sequential import (
     PairedDifference,
     PromptScores,
@@ -142,6 +142,27 @@ class Validation(State):
             return None
         return paired_difference(other.evidence[key], minus=self.evidence[key], level=level)
 
+    def change(self, other: Validation, key: str) -> float:
+        """Return other - self: of the values, or by prompt if they failed on different prompts.
+
+        The mean over the prompts that could be scored would rise if only the hard ones fail.
+        """
+        value = other.metrics[key] - self.metrics[key]
+        if not self.has_prompts_of(other, key):
+            return value
+        before, after = (np.array(side.evidence[key]) for side in (self, other))
+        both = np.isfinite(after - before)
+        if np.array_equal(np.isnan(before), np.isnan(after)) or not both.any():
+            return value
+        return float((after - before)[both].mean())
+
+    def failures(self, other: Validation, key: str) -> str:
+        """Return the numbers of prompts that failed, in words; "" if none did."""
+        if not self.has_prompts_of(other, key):
+            return ""
+        now, before = (sum(map(math.isnan, side.evidence[key])) for side in (other, self))
+        return _failures(now, before)
+
 
 def check_key(argument: str, given: object) -> None:
     """Raise a TypeError unless the argument is a string, as the keys of logged metrics are."""
@@ -177,7 +198,7 @@ _WORDS: dict[Mode | None, frozenset[str]] = {
     None: frozenset("std stddev deviation variance min max gap length steps".split()),
     "min": frozenset(
         "loss losses ppl perplexity nll error errors wer cer ter kl kld divergence mse rmse mae "
-        "repetition toxicity failed fail pp".split()
+        "repetition toxicity failed fail pp bits bpb".split()
     ),
     "max": frozenset(
         "reward rewards accuracy acc f1 precision recall auc bleu chrf rouge meteor bertscore "
@@ -216,9 +237,15 @@ def chosen_level(level: float, k: int) -> float:
 
 def describe(difference: PairedDifference) -> str:
     """Return a difference in words."""
-    value, low, high, prompts = difference
+    value, low, high, prompts, failed = difference
+    without = _failures(*failed)
     if math.isinf(low) and math.isinf(high):
-        return f"difference {value:+z.4f}, too few prompts ({prompts}) for an interval"
+        return f"difference {value:+z.4f}, too few prompts ({prompts}) for an interval{without}"
     if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):  # other prompts may differ
-        return f"difference {value:+z.4f}, for each of {prompts} prompts"
-    return f"difference {value:+z.4f}, {low:+z.4f} to {high:+z.4f}, with {prompts} prompts"
+        return f"difference {value:+z.4f}, for each of {prompts} prompts{without}"
+    ends = f"{low:+z.4f} to {high:+z.4f}"
+    return f"difference {value:+z.4f}, {ends}, with {prompts} prompts{without}"
+
+
+def _failures(now: int, before: int) -> str:
+    return f"; {counted(now, 'prompt')} failed, against {before}" if now or before else ""

@@ -182,8 +182,9 @@ class StopRule:
         cause, what = self._beyond_limits(score) if may_stop else (None, "")
         if cause is not None:
             return state, cause, self._describe(what, score, state.best)
+        failed = state.leader.failures(now, self.monitor) if state.leader else ""
         if self._improves(state, now):
-            reason = self._describe(f"improved from {state.best:.4f}", score, score)
+            reason = self._describe(f"improved from {state.best:.4f}", score, score, failed)
             leader = now if now.evidence else None
             return replace(state, best=score, wait_count=0, leader=leader), None, reason
         state = replace(state, wait_count=state.wait_count + 1)
@@ -193,10 +194,14 @@ class StopRule:
         waits = counted(state.wait_count, "score")
         what = f"has not improved by more than {self.min_delta} in the last {waits}"
         exhausted = may_stop and state.wait_count >= self.patience
-        return state, PATIENCE if exhausted else None, self._describe(what, score, state.best)
+        reason = self._describe(what, score, state.best, failed)
+        return state, PATIENCE if exhausted else None, reason
 
     def _improves(self, state: StopState, now: Validation) -> bool:
-        gain = sign_of(self.mode) * (now.metrics[self.monitor] - state.best)
+        change = now.metrics[self.monitor] - state.best
+        if state.leader is not None:
+            change = state.leader.change(now, self.monitor)
+        gain = sign_of(self.mode) * change
         if not isinstance(self.min_delta, str):
             return gain > self.min_delta
         if not gain > 0 or state.leader is None or state.compared < 1:
@@ -228,8 +233,8 @@ class StopRule:
             return DIVERGENCE, f"passed {divergence}"
         return None, ""
 
-    def _describe(self, what: str, score: float, best: float) -> str:
-        return f"{self.monitor} {what} (now {score:.4f}, best {best:.4f})"
+    def _describe(self, what: str, score: float, best: float, failed: str = "") -> str:
+        return f"{self.monitor} {what} (now {score:.4f}, best {best:.4f}{failed})"
 
 
 def _is_shown(difference: PairedDifference, sign: float) -> bool:

@@ -19,6 +19,7 @@ from lightning_choice import (
 )
 
 from ctrlreward import LexiconSentiment, Samples, Scorer, ScoreSpec
+from ctrlreward.callbacks.judges import comparison
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional import paired_auc_bootstrap, paired_bootstrap
 from ctrlreward.scorers.base import Scores
@@ -87,6 +88,19 @@ def compare(fit, counter, curve, watch, tmp_path):
 
 def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_difference_is_over_the_prompts_that_both_have() -> None:
+    """The mean of the valid scores rises since both texts of the hard prompts failed."""
+    scores = {"v": LexiconSentiment()["polarity"]}
+    samples = Samples([""] * 8, groups=[f"g{i // 2}" for i in range(8)])
+    before = np.array([4.0, 4, 1, 1, 1, 1, 4, 4])
+    after = np.array([3.5, np.nan, np.nan, np.nan, np.nan, np.nan, 3.0, 3.5])
+    found = comparison(scores, {}, samples, {"before": {"v": before}, "after": {"v": after}})
+    assert found["after"]["v"] > found["before"]["v"]
+    assert found["difference"] == pytest.approx((3.5 + 3 + 3.5) / 3 - 4)
+    assert found["difference_ci95"][1] < 0
+    assert (found["before"]["fail_rate"], found["after"]["fail_rate"]) == (0.0, 5 / 8)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

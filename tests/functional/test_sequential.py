@@ -107,6 +107,8 @@ def test_prompts_that_failed_are_left_out() -> None:
     assert rise_p_value(before, after) == 0.25
     nothing = paired_difference([0.5], minus=[math.nan])
     assert (nothing.low, nothing.high, nothing.prompts) == (-math.inf, math.inf, 0)
+    assert nothing.failed == (0, 1)
+    assert paired_difference([1.0, *after], minus=[math.nan, *before]).failed == (1, 2)
     assert math.isnan(nothing.value)
     assert rise_p_value([math.nan], [0.5]) == 1.0
 

@@ -94,6 +94,39 @@ def test_order_failures_repeats_and_items_of_one_system() -> None:
     assert (found["items"], found["failed"]) == (9, 1)
 
 
+def failing(*failed: int, repeats: int = 1) -> dict[str, Any]:
+    """Compare A, better by 1 where its output of this number has a score, with B."""
+    records = [
+        {"system": name, "prompt": f"p {i}", "reward": None if k in failed and name == "A" else v}
+        for i in range(20)
+        for name, v in (("A", 5.0 + i / 100), ("B", 4.0))
+        for k in [20 * j + i for j in range(repeats)]
+    ]
+    write("s.jsonl", records)
+    return compared("s.jsonl", "--by", "system")["reward"]
+
+
+def test_a_winner_that_fails_more_often_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """The p-value of failures is McNemar's: of a binomial over the items in which one failed."""
+    found = failing(*range(10))
+    assert (found["items"], found["failed"], found["fail_rates"]) == (10, 10, {"A": 0.5, "B": 0.0})
+    assert found["fail_p_value"] == pytest.approx(stats.binomtest(10, 10).pvalue, rel=0.01)
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert "A is better than B in reward by 1" in verdict
+    assert "A failed on 50 %, B on 0 % (p = 0.002), so neither is better" in verdict
+    found = failing(3)
+    assert found["fail_p_value"] == 1.0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert "A is better than B" in verdict
+    assert "A failed on 5 %, B on 0 %" in verdict
+    assert "neither" not in verdict
+    found = failing(*range(20), repeats=2)  # one of two outputs of each item
+    assert (found["items"], found["failed"], found["fail_rates"]["A"]) == (20, 0, 0.5)
+    assert "so neither is better" in capsys.readouterr().out
+    failing()
+    assert "failed on" not in capsys.readouterr().out
+
+
 def test_two_of_three_systems(fails: Callable[..., str]) -> None:
     write("s.jsonl", rows("A", "B", "C"))
     found = compared("s.jsonl", "--by=system", "--systems", "C", "A")["quality"]

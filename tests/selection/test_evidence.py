@@ -174,6 +174,61 @@ def test_as_many_other_prompts_are_not_pairs(kind: Any) -> None:
         assert "improved" in other
 
 
+# Failed prompts
+
+N = np.nan
+EASY_LEFT = [{"y": np.array([4.0, 1, 1, 4] * 4)}, {"y": np.array([3.5, N, N, 3.5] * 4)}]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_mean_that_rises_as_hard_prompts_fail_is_no_improvement(sign: int) -> None:
+    mode: Any = "max" if sign > 0 else "min"
+    rows = [{"proxy": sign * float(k), "y": sign * row["y"]} for k, row in enumerate(EASY_LEFT)]
+    assert sign * np.nanmean(rows[1]["y"]) > sign * np.nanmean(rows[0]["y"])
+    best = BestRule("y", mode)
+    state, decisions = fold(best, rows, cut=1)
+    assert (best.best(state), decisions[1].keep) == (10, False)
+    state, stops = fold(StopRule("y", mode, patience=1), rows)
+    assert state.stopped_by == "patience_exhausted"
+    guard = AlarmRule("proxy", "y", mode, mode, reference="best")
+    state, alarms = fold(guard, rows)
+    assert (state.references["y"].step, state.alarm) == (10, True)
+    for decision in (decisions[1], stops[1], alarms[1]):
+        assert "8 prompts failed, against 0" in decision.reason
+    assert "0 prompts failed, against 8" in best.explain(fold(best, rows)[0])
+
+
+def test_failures_are_part_of_the_reason_for_a_better_checkpoint() -> None:
+    rows = [{"y": np.full(16, 4.0)}, {"y": np.array([5.0, N, N, 5] * 4)}]
+    rule = BestRule("y")
+    state, decisions = fold(rule, rows)
+    assert rule.best(state) == 20
+    assert "8 prompts failed, against 0" in decisions[1].reason
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_decisions_are_those_of_the_prompts_that_both_have(seed: int) -> None:
+    """Against the champion and the patience of a loop over pairs of means."""
+    rng = np.random.default_rng(seed)
+    table = rng.normal(size=8) + rng.normal(size=(10, 8)) / 2
+    table[rng.random(table.shape) < 0.2] = N
+    rows = [{"y": row} for row in table]
+
+    def beats(now: int, before: int) -> bool:
+        both = ~np.isnan(table[now]) & ~np.isnan(table[before])
+        return table[now][both].mean() > table[before][both].mean()
+
+    champion, waits, most = 0, 0, 0
+    for k in range(1, len(rows)):
+        champion, waits = (k, 0) if beats(k, champion) else (champion, waits + 1)
+        most = max(most, waits)
+    rule = BestRule("y")
+    assert rule.best(fold(rule, rows)[0]) == 10 * (champion + 1)
+    assert rule.best(fold(BestRule("y", top_k=-1), rows)[0]) == 10 * (champion + 1)
+    assert fold(StopRule("y", patience=most + 1), rows)[0].stopped_by is None
+    assert most == 0 or fold(StopRule("y", patience=most), rows)[0].stopped_by is not None
+
+
 # Best
 
 
