@@ -128,6 +128,8 @@ def run_job(arguments: Sequence[str]) -> None:
         except subprocess.CalledProcessError as error:  # from a model that is trained first
             _fail(f"{' '.join(map(str, error.cmd))} failed, see above")
         except Exception as error:
+            if type(error).__module__.startswith("wandb."):  # no key, no network
+                _fail(f"{error} Without an account, set WANDB_MODE=offline.")
             if note := about_damage(trainer):
                 _fail(f"{note} ({' '.join(f'{type(error).__name__}: {error}'.split())})")
             if isinstance(error, OSError) and (notes := getattr(error, "__notes__", [])):

@@ -26,9 +26,8 @@ _VECTORS, _WORDS, _IDF = "vectors.safetensors", "words.json", "idf.json"
 class WordVectors:
     """Sentence encoder of Pang & Gimpel (2019), §3.2, https://arxiv.org/abs/1810.11878.
 
-    A text is the mean of its words' vectors, weighted by their idf; words are in lower case and
-    apart from punctuation. The cosine of unrelated
-    sentences is about 0.8.
+    A text is the mean of its words' vectors, weighted by their idf. Words are in lower case, and
+    apart from punctuation. The cosine of unrelated sentences is about 0.8.
 
     Args:
         vectors: Vector of each word, all of the same width; or words and the matrix of their rows.
