@@ -166,6 +166,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         stop_words: Words that engagingness and groundedness leave out, not with a regression: a
             file with one word per line, or a list, `[]` for none. None uses `ENGLISH_STOP_WORDS`;
             the paper used NLTK's list.
+        aggregate: Aggregation of every aspect; None uses the paper's for each.
         layer: Layer whose embeddings are compared, 0 for those that go into the first; only for
             `"embedding"`. None uses the published layer (`models.encoder.TOKEN_LAYERS`) or the
             last one.
@@ -180,6 +181,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         aspects: AspectName | Literal["all"] | Sequence[AspectName] = "preservation",
         method: Method = "embedding",
         stop_words: str | PathLike[str] | Sequence[str] | None = None,
+        aggregate: Literal["mean", "sum"] | None = None,
         layer: int | None = None,
         unit: Unit | None = None,
         **options: Unpack[ModelOptions],
@@ -189,6 +191,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         self.aspects = some_of("aspects", aspects, ASPECTS)
         self.method: Method = one_of("method", method, _VALUES)
         self.stop_words = read_stop_words(stop_words)
+        self.aggregate = None if aggregate is None else one_of("aggregate", aggregate, AGGREGATES)
         for name, given, of in (("layer", layer, "embedding"), ("unit", unit, "discriminative")):
             if given is not None and method != of:
                 raise ValueError(f"{name} must be None but for method {of!r}, got {given!r}")
@@ -207,7 +210,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         for name in self.aspects:
             aspect = ASPECTS[name]
             low, high = _VALUES[self.method]
-            if aspect.aggregate == "sum":
+            if (self.aggregate or aspect.aggregate) == "sum":
                 low, high = (-np.inf if low < 0 else 0.0), np.inf
             ranges.update(dict.fromkeys(aspect.directions, (low, high)))
             if aspect.fold is not None:
@@ -316,7 +319,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         if spans and not np.isnan(values).any():
             by_word = aspect.content_only and self.method != "regression"
             counted = content_tokens(pair[0], spans, self.stop_words if by_word else ())
-            score = AGGREGATES[aspect.aggregate](values[counted])
+            score = AGGREGATES[self.aggregate or aspect.aggregate](values[counted])
         else:
             found, counted, score = _NO_TOKENS, np.zeros(0, np.bool_), np.nan
         return Aligned(i, direction, part, pair, found, counted, score)
