@@ -106,18 +106,6 @@ def test_the_prompt_may_be_in_the_messages(folder: Path) -> None:
     assert figures["reward"]["subsets"]["all"]["higher"]["value"] == 0.0
 
 
-def test_a_conversation_keeps_its_roles(folder: Path, tiny_reward_model: str) -> None:
-    """What the system says is not the user's; the reward model reads both by its template."""
-    system = [{"role": "system", "content": "Be short."}]
-    rows = [
-        {"chosen": [*system, *chat("Tea?", "Yes.")], "rejected": [*system, *chat("Tea?", "No.")]}
-    ]
-    (folder / "pairs.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    options = ["--scorers", "RewardModel", f"--scorers.model={tiny_reward_model}"]
-    subset = measured(*options)["reward"]["subsets"]["all"]
-    assert (subset["pairs"], subset["failed"]) == (1, 0)
-
-
 def test_scorers_and_a_text_that_fails(folder: Path, tiny_causal: Callable[..., str]) -> None:
     rows = [{**PAIRS[0], "rejected": ""}, *PAIRS[1:]]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

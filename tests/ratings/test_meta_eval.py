@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import signal
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +14,17 @@ import pytest
 from fakes import Interrupted
 from scipy import stats
 
-from ctrlreward import Alignment, CTRLEval, Samples
+from ctrlreward import Alignment, CTRLEval
 from ctrlreward.cli import main
 from ctrlreward.scorers import parts
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 TESTS = Path(__file__).parents[1]
 
 
-class Length(Scorer):
-    """Length of a text instead of any score; an empty text fails."""
-
-    def __init__(self, names: tuple[str, ...] = ("length",), sign: float = 1.0) -> None:
-        self.names = names
-        self.sign = sign
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        return {name: ScoreSpec(self.sign > 0, (-np.inf, np.inf)) for name in self.names}
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        lengths = np.array([self.sign * len(text) or np.nan for text in samples.texts])
-        return {name: lengths + position for position, name in enumerate(self.names)}
-
-
 @pytest.fixture(autouse=True)
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in an empty folder, with this module importable as `stubs`."""
+    """Work in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "stubs", sys.modules[__name__])
-    monkeypatch.setattr(Length, "__module__", "stubs")
 
 
 @pytest.fixture
@@ -65,7 +45,6 @@ MINE = [
     {"output": "x" * n, "by": "abc"[i % 3], "about": f"t{i // 3}", "good": good, "short": -good}
     for i, (n, good) in enumerate(zip(LENGTHS, GOOD, strict=True))
 ]
-Mine = tuple[list[int], list[int], list[str]]  # lengths, ratings and systems
 COMMAND = ["meta-eval", "rated", "mine.jsonl", "--ratings=[good,short]"]
 COMMAND += ["--columns.text=output", "--cluster=about", "--system=by"]
 
@@ -75,7 +54,7 @@ def write(file: str, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture
-def mine() -> Mine:
+def mine() -> tuple[list[int], list[int], list[str]]:
     """Write the file; return lengths, ratings and systems of the rows that don't fail."""
     write("mine.jsonl", MINE)
     kept = [row for row in MINE if row["output"]]
@@ -83,13 +62,15 @@ def mine() -> Mine:
     return lengths, [int(row["good"]) for row in kept], [str(row["by"]) for row in kept]
 
 
-def test_correlations_equal_those_of_scipy(mine: Mine, capsys: pytest.CaptureFixture[str]) -> None:
-    main([*COMMAND, "--scorers+=stubs.Length", "--output=out/found.json"])
+def test_correlations_equal_those_of_scipy(
+    mine: tuple[list[int], list[int], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*COMMAND, "--scorers+=fakes.Odd", "--output=out/found.json"])
     printed = capsys.readouterr().out
     lengths, good, systems = mine
     rows = rows_of("out/found.json")
     assert len(rows) == 4
-    sample = rows["length", "good", "sample"]
+    sample = rows["letters", "good", "sample"]
     assert (sample["n"], sample["failed"]) == (11, 1)
     measures = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
     by = np.array(systems)
@@ -99,10 +80,10 @@ def test_correlations_equal_those_of_scipy(mine: Mine, capsys: pytest.CaptureFix
         assert sample[name]["value"] == pytest.approx(value)
         assert sample[name]["low"] <= value <= sample[name]["high"]
         assert f"{value:.4f} ({sample[name]['low']:.2f} to {sample[name]['high']:.2f})" in printed
-        assert rows["length", "short", "sample"][name]["value"] == pytest.approx(-value)
-        between = rows["length", "good", "system"][name]["value"]
+        assert rows["letters", "short", "sample"][name]["value"] == pytest.approx(-value)
+        between = rows["letters", "good", "system"][name]["value"]
         assert between == pytest.approx(measure(*means).statistic)
-    assert "length ↑" in printed
+    assert "letters ↑" in printed
 
 
 def test_existing_metrics_need_no_texts() -> None:
@@ -123,9 +104,9 @@ def test_rows_without_a_system_are_left_out_and_without_a_cluster_raise(
         if nothing == "absent":
             del row["by"]
     write("mine.jsonl", rows)
-    main([*COMMAND, "--scorers+=stubs.Length", "--output=found.json"])
-    assert rows_of("found.json")["length", "good", "system"]["n"] == 3
-    error = fails(*COMMAND[1:5], "--scorers+=stubs.Length", "--cluster=by")
+    main([*COMMAND, "--scorers+=fakes.Odd", "--output=found.json"])
+    assert rows_of("found.json")["letters", "good", "system"]["n"] == 3
+    error = fails(*COMMAND[1:5], "--scorers+=fakes.Odd", "--cluster=by")
     assert "mine.jsonl:4" in error
 
 
