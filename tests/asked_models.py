@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ctrlreward.models.tasks import Blank, Continuation, Patterns, TokenScores
@@ -58,22 +57,3 @@ def inputs_seen(module: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor
     )
     yield seen
     hook.remove()
-
-
-class Favouring:
-    """Infiller that records its calls and adds a constant to the log-probability of each word."""
-
-    def __init__(self, infiller: Any, bonus: Mapping[str, float] | None = None) -> None:
-        self.infiller = infiller
-        self.tokenizer = infiller.tokenizer
-        self.bonus = bonus or {}
-        self.calls: list[list[Patterns]] = []
-
-    def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
-        self.calls.append(list(tasks))
-        found = []
-        for task, scored in zip(tasks, self.infiller.answer(tasks), strict=True):
-            words = [word for each in task.blanks for word in each.targets]
-            bonus = np.repeat([self.bonus.get(word, 0.0) for word in words], scored.sizes)
-            found.append(scored._replace(log_probs=scored.log_probs + bonus))
-        return found

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.decoders import Metaspace as MetaspaceDecoder
-from tokenizers.models import BPE, Unigram, WordLevel
+from tokenizers.models import BPE, Unigram
 from tokenizers.trainers import BpeTrainer
 from transformers import (
     AddedToken,
@@ -108,13 +108,6 @@ def spread_weights(model: torch.nn.Module, std: float = 0.3) -> None:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, std, generator=generator)
-
-
-def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
-    """Words at spaces, the first one for others."""
-    splitter = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, words[0]))
-    splitter.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=splitter, unk_token=words[0])
 
 
 def byte_tokenizer(special: list[str]) -> Tokenizer:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
 
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.alignment import Alignment
@@ -103,9 +102,3 @@ def test_equals_it_on_real_texts(summaries: int, shared_golden_dir: Path, data_d
     assert_recorded(result, golden["persona_chat"], 1e-4)
     consistency = aligned(pairs, "consistency")["consistency"]
     np.testing.assert_allclose(consistency, golden["qags_xsum"][:summaries], rtol=0, atol=1e-4)
-
-    # bfloat16 is slow where the processor lacks it, so of short texts.
-    low = aligned(outputs[:20], "preservation", dtype="bfloat16")
-    expected = [row["preservation"] for row in golden["li2018_yelp"][:20]]
-    np.testing.assert_allclose(low["preservation"], expected, rtol=0, atol=0.005)
-    assert spearmanr(low["preservation"], expected).statistic >= 0.99

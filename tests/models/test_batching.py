@@ -42,20 +42,6 @@ def test_all_items_are_packed_once_longest_first_under_the_budget(
     assert all(len(batch) == 1 or padded(batch, lengths) <= budget for batch in batches)
 
 
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 1000))
-def test_the_next_item_has_no_room_in_a_batch_or_would_be_padded_too_far(
-    lengths: list[int], budget: int
-) -> None:
-    def padding(batch: list[int]) -> int:
-        return padded(batch, lengths) - sum(lengths[i] for i in batch)
-
-    batches = batches_of(lengths, budget)
-    for batch, following in pairwise(batches):
-        larger = [*batch, following[0]]
-        assert padded(larger, lengths) > budget or padding(larger) > budget / 64
-    assert all(padding(batch) <= budget / 64 for batch in batches)
-
-
 def limited(
     lengths: Sequence[int], memory: int, seen: list[list[int]]
 ) -> Callable[[list[int]], list[int]]:

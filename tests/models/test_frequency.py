@@ -8,19 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
-from tiny_models import word_tokenizer
 from transformers import PreTrainedTokenizerBase
+from word_models import word_tokenizer
 
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.sentences import split_sentences
 
-WORDS = ["<unk>", "the", "food", "is", "good", "##s"]
+UNKNOWN = {"unk_token": "[UNK]"}
+WORDS = ["[UNK]", "the", "food", "is", "good", "##s"]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return word_tokenizer(WORDS)
+    return word_tokenizer(WORDS[1:], UNKNOWN)
 
 
 sentences = st.lists(st.sampled_from(["the", "food", "is", "good"])).map(" ".join)
@@ -37,7 +38,7 @@ def test_a_corpus_equals_brute_force(tokenizer: PreTrainedTokenizerBase, corpus:
 def test_wordfreq_strips_the_marks_of_every_tokenizer(
     tiny_t5: str, tiny_bart: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    expected = InverseFrequency.from_wordfreq(word_tokenizer(["<unk>", "the", "table"])).weights
+    expected = InverseFrequency.from_wordfreq(word_tokenizer(["the", "table"], UNKNOWN)).weights
     for model, mark in ((tiny_t5, "▁"), (tiny_bart, "Ġ")):
         one = load_tokenizer(model)
         tokens = [one.get_vocab()[mark + word] for word in ("the", "table")]

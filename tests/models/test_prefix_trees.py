@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward.models.causal import Row, tree_inputs, trees
-from ctrlreward.models.tokenization import NOTHING
 
 # Few tokens, so that sequences begin alike.
 SEQUENCE = st.lists(st.integers(0, 2), max_size=8)
@@ -47,17 +46,3 @@ def test_each_token_is_predicted_from_what_its_sequence_has_before_it(
             i, k = expected[place]
             assert seen[node] == [*before, *scored[i][0][:k]]
             assert inputs["position_ids"][number, node] == len(seen[node]) - 1
-
-
-@given(SCORED, MOST)
-def test_no_beginning_is_twice_in_a_tree_and_none_is_too_large(
-    scored: list[tuple[list[int], int]], most: int
-) -> None:
-    if not scored:
-        return
-    rows = [Row(NOTHING, tree) for tree in trees([(ids, 0) for ids, _ in scored], most).trees]
-    inputs = tree_inputs(MODEL, rows)
-    for place, row in enumerate(rows):
-        seen = paths(row, inputs, place)
-        assert len({tuple(path) for path in seen}) == len(row.tree.ids)
-        assert len(row.tree.ids) <= max(most, *(len(s) - 1 for s, _ in scored))

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -58,12 +56,6 @@ def test_splits(sentences: list[str]) -> None:
 def test_splits_chinese_and_japanese(space: str) -> None:
     sentences = "今天下雨。 你去吗？！ 「好！」 他说3.5元。 おいしい。 没有".split()
     assert split_sentences(space.join(sentences)) == sentences
-
-
-def test_splits_the_papers_texts_as_nltk_does(shared_golden_dir: Path) -> None:
-    text = (shared_golden_dir / "ctrleval_pegasus_tiny_senti60.json").read_text("utf-8")
-    rows = json.loads(text)["rows"]
-    assert [split_sentences(row["text"]) for row in rows] == [row["sentences"] for row in rows]
 
 
 def test_splitters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,7 @@ FILES = {
     "toy_model/model/model.safetensors": "weights",
     "toy_model/model/1_Pooling/config.json": "{}",
     "toy_model-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0\n",
-    "toy_model-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"
-    "Tag: py3-none-any\n",
+    "toy_model-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
     "toy_model-1.0.dist-info/RECORD": "",
 }
 

@@ -58,16 +58,6 @@ def test_without_a_there_is_no_value_and_without_b_it_is_nan(
     assert list(aligner.align([])) == []
 
 
-def test_what_is_cut_is_named(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Of 16 tokens 3 are special; only the end of b is cut, unless a alone is too long."""
-    aligner = TokenAligner(by_token)
-    long, cut = aligner.align([("the food was good", "bad " * 20), (f"good {'bad ' * 19}", "bad")])
-    assert len(caplog.messages) == 2
-    (short,) = aligner.align([("the food was good", "bad " * 9)])
-    np.testing.assert_allclose(long.values, short.values, atol=1e-5)
-    assert len(cut.spans) == len(cut.values) == 12
-
-
 def test_models_without_a_head_of_their_kind_are_refused(tmp_path: Path) -> None:
     for kind, head, labels in (
         (TokenAligner, BertForTokenClassification, {0: "OK", 1: "BAD"}),

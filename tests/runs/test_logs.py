@@ -1,4 +1,4 @@
-"""Logs that other trainers' own classes wrote; tests/golden/record_run_logs.py says how."""
+"""Logs that other trainers' own classes wrote; tests/golden/README.md says which."""
 
 from __future__ import annotations
 

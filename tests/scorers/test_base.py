@@ -96,9 +96,7 @@ CALLS: dict[str, Callable[[Returns, Samples], Scores]] = {
 
 WRONG: dict[str, Any] = {
     "no mapping": None,
-    "one number": {"ease": 0.5},
     "a text": {"ease": [0.5, "0.5"]},
-    "texts": {"ease": np.array(["0", "1"])},
     "another name": {"eas": [1, 1]},
     "too few": {"ease": [0.5]},
     "a matrix": {"ease": np.zeros((2, 1))},

@@ -42,11 +42,6 @@ def as_trl(prompts, completions, labels, **kwargs):  # type: ignore[no-untyped-d
     return given(p=(prompts, "prompts"), c=(completions, "completions"), t=(labels, "labels"))
 
 
-def as_trl_without_prompts(completions, label, extra=None, **kwargs):  # type: ignore[no-untyped-def]
-    assert set(kwargs) == {"prefixes", "groups", "prompts"}
-    return given(c=(completions, "completions"), t=(label, "labels"))
-
-
 def with_columns(outputs, label, sources=None, strict=True):  # type: ignore[no-untyped-def]
     assert (sources, strict) == (None, True)
     return given(x=(outputs, "texts"), t=(label, "labels"))
@@ -66,7 +61,6 @@ def of_samples(samples: Samples) -> list[float]:
     ("function", "name"),
     [
         (as_trl, "as_trl"),
-        (as_trl_without_prompts, "as_trl_without_prompts"),
         (with_columns, "with_columns"),
         (with_all, "with_all"),
         (of_samples, "of_samples"),

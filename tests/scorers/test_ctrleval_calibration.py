@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from string import ascii_letters
+from typing import Any
 
 import numpy as np
 import pytest
-from asked_models import Favouring, blank, filled
+from asked_models import blank, filled
 
 from ctrlreward.models.neutral_texts import neutral_texts
 from ctrlreward.samples import Samples
@@ -30,15 +31,6 @@ def relevance(model: str, calibration: object, task: Task = TASK, **options: obj
 @pytest.fixture(scope="module")
 def causal(tiny_llama: Callable[[str], str]) -> str:
     return tiny_llama(ascii_letters + " .!,:;\n'-")
-
-
-def test_a_word_that_is_favoured_after_every_text_scores_as_if_it_were_not(pegasus: str) -> None:
-    bonus = {"food": 5.0, "cats": -2.0}
-    for calibration, cancels in ((REFERENCES, True), (True, True), (False, False)):
-        plain, favoured = (relevance(pegasus, calibration, weights="mean") for _ in range(2))
-        favoured.loaded_model = Favouring(plain.loaded_model, bonus)
-        difference = favoured.probabilities(TEXTS) - plain.probabilities(TEXTS)
-        assert (np.abs(difference).max() < 1e-5) == cancels
 
 
 def test_the_bias_is_that_of_single_evaluators(pegasus: str) -> None:
@@ -92,20 +84,24 @@ def test_by_default_only_a_decoder_with_three_labels_or_more_is_calibrated(
         assert (np.abs(gained[aspect] - plain[aspect]).max() > 1e-3) == (family == "causal")
 
 
-def test_reference_texts_are_scored_once_until_the_model_is_freed(causal: str) -> None:
+def test_reference_texts_are_scored_once_until_the_model_is_freed(
+    causal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scorer = relevance(causal, True, weights="mean")
-    scorer.loaded_model = model = Favouring(scorer.loaded_model)
+    model, calls = scorer.loaded_model, list[Any]()
+    answer = model.answer
+    monkeypatch.setattr(model, "answer", lambda tasks: calls.append(tasks) or answer(tasks))
     first = scorer.score(SAMPLES)["attribute_relevance"]
-    (references, texts) = model.calls
+    (references, texts) = calls
     assert len(references) == len(neutral_texts())
     assert len(texts) == len(TEXTS)
     scorer.probabilities(TEXTS)
     scorer.explain(SAMPLES)
-    assert [len(blanks) for blanks in model.calls[2:]] == [len(texts)] * 2
+    assert [len(blanks) for blanks in calls[2:]] == [len(texts)] * 2
     scorer.release()
-    scorer.loaded_model = model = Favouring(scorer.loaded_model)
+    scorer.loaded_model = model
     np.testing.assert_array_equal(scorer.score(SAMPLES)["attribute_relevance"], first)
-    assert len(model.calls) == 2
+    assert [len(blanks) for blanks in calls[4:]] == [len(references), len(texts)]
 
 
 PAIRS = Samples(

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from failed_rows import failures_of
-from tiny_models import word_tokenizer
 from transformers import PreTrainedTokenizerBase
+from word_models import word_tokenizer
 
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.distinct import Distinct, Repetition
@@ -12,7 +12,8 @@ from ctrlreward.scorers.distinct import Distinct, Repetition
 
 @pytest.fixture(scope="module")
 def words() -> PreTrainedTokenizerBase:
-    return word_tokenizer("? a b c d e f The food lake is good bad".split())
+    words = "a b c d e f The food lake is good bad".split()
+    return word_tokenizer(words, {"unk_token": "[UNK]"})
 
 
 def test_each_sample_gets_its_groups_value(words: PreTrainedTokenizerBase) -> None:

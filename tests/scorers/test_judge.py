@@ -61,7 +61,6 @@ def test_a_rating_is_the_mean_over_the_answers(folder: str) -> None:
 @pytest.mark.parametrize(
     ("answers", "continued"),
     [
-        ({"1": 1, "12": 12, "2": 2}, {"1": ["12"]}),
         (
             {"good": 1, "good enough": 2, "good enough to eat": 3, "bad": 0},
             {"good": ["good enough"], "good enough": ["good enough to eat"]},
@@ -84,12 +83,12 @@ def test_criteria_of_a_local_model_have_a_prompt_each(folder: str) -> None:
     criteria = {"warm": WARM, "cold": Criterion("Cold:", [3, 1])}
     judge = Judge(folder, Rubric("Rate: {text}", criteria=criteria, reason=True))
     found = judge.score(TEXTS)
-    for i, text in enumerate(TEXTS):
-        warm, cold = "Is it warm:\nAnswer with one of 1, 2, 3:", "Cold:\nAnswer with one of 3, 1:"
-        chances = plain_chances(folder, f"Rate: {text}\n\n{warm}", [" 1", " 2", " 3"])
-        assert found["warm"][i] == pytest.approx(chances @ [1, 2, 3], abs=1e-4)
-        chances = plain_chances(folder, f"Rate: {text}\n\n{cold}", [" 3", " 1"])
-        assert found["cold"][i] == pytest.approx(chances @ [3, 1], abs=1e-4)
+    for name, question, answers in (("warm", "Is it warm:", [1, 2, 3]), ("cold", "Cold:", [3, 1])):
+        listed = f"{question}\nAnswer with one of {', '.join(map(str, answers))}:"
+        for text, rating in zip(TEXTS, found[name], strict=True):
+            context = f"Rate: {text}\n\n{listed}"
+            chances = plain_chances(folder, context, [f" {answer}" for answer in answers])
+            assert rating == pytest.approx(chances @ answers, abs=1e-4)
     np.testing.assert_allclose(found["rating"], (3 * found["warm"] + found["cold"]) / 4)
 
 
@@ -103,12 +102,10 @@ def test_ratings_of_a_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> N
     server = serve(lambda prompt: next(r for text, r in replies.items() if text in prompt))
     monkeypatch.setenv("JUDGE_KEY", "secret")
     judge = Judge("big-judge", RATE, server.address, key_variable="JUDGE_KEY")
-    batch = Reward({"warmth": judge})([*replies, ""])
-    np.testing.assert_array_equal(batch.total, [3.0, 1.0, NAN, NAN, 3.0, NAN, 1.0, NAN])
-    assert batch.statistics()["fail_rate"] == 4 / 8
-    assert failures_of(judge, Samples([*replies, ""])).keys() == {2, 3, 5, 7}
-    del server.requests[7:]
+    found = judge.score([*replies, ""])["warmth"]
+    np.testing.assert_array_equal(found, [3.0, 1.0, NAN, NAN, 3.0, NAN, 1.0, NAN])
     assert len(server.requests) == 7  # the empty text is not sent
+    assert failures_of(judge, Samples([*replies, ""])).keys() == {2, 3, 5, 7}
     path, headers, body = server.requests[0]
     assert path == "/v1/chat/completions"
     assert headers["authorization"] == "Bearer secret"
@@ -165,14 +162,12 @@ WHOLE = (1.75, 2.0, 1.0)  # (3 · 2 + 1) / 4
 FAILED = (NAN, NAN, NAN)
 REPLIES: dict[str, tuple[str | None, tuple[float, ...]]] = {
     "whole": (judgement(polite=2, short="yes"), WHOLE),
-    "thought": (f"<think>{{2}}</think>{judgement(polite=2, short='yes')}", WHOLE),
     "fenced": (f"```json\n{judgement(polite=2, short='yes')}\n```", WHOLE),
     "missing": (judgement(short="yes"), (NAN, NAN, 1.0)),
     "outside": (judgement(polite=4, short="yes"), (NAN, NAN, 1.0)),
     "none": (judgement(polite=None, short=True), FAILED),
     "flat": ('{"polite": 3, "short": "no"}', FAILED),
     "cut": (judgement(polite=2, short="yes")[:-20], FAILED),
-    "list": ("[1, 2]", FAILED),
     "words": ("It is very polite.", FAILED),
     "empty": (None, FAILED),
 }
@@ -186,7 +181,7 @@ def test_a_wrong_criterion_is_nan_and_counted(
     rated = np.stack([found[name] for name in ("rating", "polite", "short")], axis=1)
     np.testing.assert_array_equal(rated, [expected for _, expected in REPLIES.values()])
     (message,) = caplog.messages
-    assert message.startswith("8 of 11 samples")
+    assert message.startswith("7 of 9 samples")
 
 
 # Reasons

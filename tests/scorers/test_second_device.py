@@ -11,7 +11,6 @@ from device_cases import CASES, SAMPLES, samples_of
 from second_device import memory, on_second_device
 
 from ctrlreward import Reward, scorers
-from ctrlreward.models.batching import token_budget
 from ctrlreward.scorers import CTRLEval, Perplexity, Similarity
 
 DEVICE = "second:0"
@@ -90,23 +89,6 @@ def test_a_full_device_halves_batches_and_lets_go_of_the_failed_one(
         scorer.score(SAMPLES)
     with memory.limited(need):  # the failure held nothing back
         scorer.score(SAMPLES)
-
-
-@on_second_device
-def test_the_budget_is_what_the_device_has_left(folders: dict[str, str]) -> None:
-    model, cpu, half = (
-        Perplexity(folders["llama"], device=device, dtype=dtype).loaded_model.model
-        for device, dtype in ((DEVICE, "float32"), ("cpu", "float32"), (DEVICE, "bfloat16"))
-    )
-    widest = 32  # of the model's layers, apart from the vocabulary
-    with memory.limited(10_000 * 4 * 8 * widest * 4):  # a quarter, eight float32 per token
-        assert token_budget(model, None) == 10_000
-        assert token_budget(model, 7) == 7
-        assert token_budget(half, None) == 20_000
-        assert token_budget(cpu, None) == 2048
-    for free, budget in ((0, 4096), (2**42, 2**16)):
-        with memory.limited(free):
-            assert token_budget(model, None) == budget
 
 
 @on_second_device

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from failed_rows import failures_of
@@ -45,17 +43,6 @@ def test_word_vectors_serve_as_encoder() -> None:
     assert failures_of(scorer, samples).keys() == {2, 3}
     scorer.to("cuda:1")
     assert scorer.loaded_model is words
-
-
-def test_a_folder_of_word_vectors_is_a_model(tmp_path: Path) -> None:
-    words = WordVectors(VECTORS, {"food": 2.0})
-    words.save(tmp_path / "words")
-    samples = Samples(["good", "fine food"], sources=["fine", "food"])
-    scorer = Similarity(str(tmp_path / "words"))
-    np.testing.assert_array_equal(
-        scorer.score(samples)["similarity"], Similarity(words).score(samples)["similarity"]
-    )
-    assert Similarity(str(tmp_path / "words")).loaded_model is scorer.loaded_model
 
 
 @given(st.lists(st.sampled_from(["good", "fine", "food"]), min_size=1, max_size=6))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.scorers.task import Evaluator, Task
+from ctrlreward.scorers.task import Task
 
 PROMPT = "<gen_result> It was <mask_token>."
 WORDS = {"negative": ["bad"], "positive": ["good"]}
@@ -95,11 +94,6 @@ COLOURS = Task(
     ["<gen_result> <mask_token>", "<mask_token>: <gen_result>", "A <mask_token> <gen_result>"],
     {"warm": ["red", "very warm"], "cold": ["blue", "very cold"], "dull": ["grey", "dull"]},
 )
-
-
-def test_every_prompt_with_every_verbalizer_is_an_evaluator() -> None:
-    rows = [("red", "blue", "grey"), ("very warm", "very cold", "dull")]
-    assert list(COLOURS.evaluators) == [Evaluator(*pair) for pair in product(COLOURS.prompts, rows)]
 
 
 @given(st.integers(1, 72), st.integers(1, 72), st.integers())

@@ -14,8 +14,7 @@ from ctrlreward.functional.sequential import (
     paired_difference,
     rise_p_value,
 )
-from ctrlreward.selection import AlarmRule, BestRule, Snapshot, StopDecision, StopRule
-from ctrlreward.selection.decider import Decider
+from ctrlreward.selection import AlarmRule, BestRule, StopDecision, StopRule
 from ctrlreward.selection.metrics import direction_of_name
 
 Rule = AlarmRule | BestRule | StopRule
@@ -294,27 +293,6 @@ def test_scores_by_prompt_stop_a_run(rows, settings, cause, step) -> None:
     assert state.stopped_step == step
     if cause == "decline_shown":  # the score rose
         assert "y is worse than at step 20, difference +0.6" in decisions[-1].reason
-
-
-@pytest.mark.parametrize(
-    ("settings", "stays"),
-    [({"decline": True}, True), ({"decline": False}, False), ({"level": 1e-8}, False)],
-)
-def test_a_resumed_run_judges_its_last_validation_again(settings, stays) -> None:
-    saved, resumed = (
-        Decider(StopRule("y", **{"patience": 5, "decline": True, **each}))
-        for each in ({}, settings)
-    )
-    for step, row in enumerate(FALLS, 1):
-        saved.decide(Snapshot(step, {"y": row["y"].mean()}, {"y"}, row))
-    assert saved.state.ended
-    resumed.load(json.loads(json.dumps(saved.to_dict())))
-    assert resumed.resume() == stays
-    again = resumed.state
-    if stays:
-        assert again == saved.state
-    else:
-        assert (again.stopped_by, again.wait_count, again.compared) == (None, 2, 3)
 
 
 # All
