@@ -6,32 +6,16 @@ that a published implementation can print its numbers for them in another enviro
 
 from __future__ import annotations
 
-import string
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import BPE, WordPiece
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
+from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
-SENTENCES = [
-    "the soup was cold and nobody said sorry .",
-    "we loved the view , but the room was small !",
-    "our guide knew every stone of the old town .",
-    "the bus came late again , so we walked home .",
-    "her second novel is better than the first .",
-    "a quiet place with good coffee and kind people .",
-    "they never answered the phone all day .",
-    "the garden smelled of rain and cut grass .",
-]
-
-_WORDS = """
-    the and was we to a of is with they in an hour left cold warm rude kind soup waiter best worst
-    hotel town dogs garden cello music pool council old new sea farm school roof leak park smoke
-    room tree happy hungry lugg never said
-""".split()
-_ALPHABET = string.ascii_lowercase + string.digits + string.punctuation
+TOKENIZERS = Path(__file__).parent / "golden" / "ctc-tokenizers"
 _SHAPE = {
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -40,43 +24,15 @@ _SHAPE = {
 }
 
 
-def wordpiece() -> Tokenizer:
-    """WordPiece of BERT over some words and all characters of ASCII."""
-    pieces = [*_WORDS, *_ALPHABET, *(f"##{c}" for c in _ALPHABET), "##s", "##ed", "##ing", "##age"]
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys([*special, *pieces]))}
-    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
-    )
-    return tokenizer
+def save_tokenizer(folder: Path, family: str) -> None:
+    """Save the tokenizer of `"bert"` or `"roberta"`."""
+    shutil.copytree(TOKENIZERS / family, folder, dirs_exist_ok=True)
 
 
-def byte_pairs() -> Tokenizer:
-    """Byte-level BPE of RoBERTa, with some words joined."""
-    merges: list[tuple[str, str]] = []
-    for word in [*_WORDS, *("Ġ" + word for word in _WORDS)]:
-        letters = list(word)
-        while len(letters) > 1:
-            merges.append((letters[0], letters[1]))
-            letters[:2] = ["".join(letters[:2])]
-    merges = list(dict.fromkeys(merges))
-    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    pieces = dict.fromkeys([*special, *bytes_, *("".join(merge) for merge in merges)])
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.RobertaProcessing(
-        ("</s>", vocabulary["</s>"]), ("<s>", vocabulary["<s>"]), add_prefix_space=False
-    )
-    return tokenizer
+def vocabulary(family: str) -> int:
+    """Return the number of tokens."""
+    tokenizer: dict[str, Any] = json.loads((TOKENIZERS / family / "tokenizer.json").read_text())
+    return len(tokenizer["model"]["vocab"])
 
 
 def random_weights(model: torch.nn.Module, seed: int) -> None:
@@ -88,28 +44,9 @@ def random_weights(model: torch.nn.Module, seed: int) -> None:
         weight.data.copy_(values + 1.0 if scale else values)
 
 
-def save_tokenizer(folder: Path, family: str) -> None:
-    """Save the tokenizer of `"bert"` or `"roberta"`."""
-    kinds = ("bos", "eos", "cls", "sep", "pad", "unk")
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    if family == "bert":
-        tokenizer, names = wordpiece(), {kind: f"[{kind.upper()}]" for kind in kinds[2:]}
-    else:
-        tokens = ("<s>", "</s>", "<s>", "</s>", "<pad>", "<unk>")
-        tokenizer, names = byte_pairs(), dict(zip(kinds, tokens, strict=True))
-        inputs.remove("token_type_ids")
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=512,
-        model_input_names=inputs,
-        **{f"{kind}_token": token for kind, token in names.items()},
-    )
-    fast.save_pretrained(folder)
-
-
 def bert(seed: int = 0) -> BertModel:
     """BERT of four layers, with a pooler."""
-    size = wordpiece().get_vocab_size()
+    size = vocabulary("bert")
     model = BertModel(BertConfig(vocab_size=size, max_position_embeddings=512, **_SHAPE)).eval()
     random_weights(model, seed)
     return model
@@ -118,7 +55,7 @@ def bert(seed: int = 0) -> BertModel:
 def roberta(seed: int = 0) -> RobertaModel:
     """RoBERTa of four layers, with a pooler."""
     config = RobertaConfig(
-        vocab_size=byte_pairs().get_vocab_size(),
+        vocab_size=vocabulary("roberta"),
         max_position_embeddings=514,
         type_vocab_size=1,
         pad_token_id=1,

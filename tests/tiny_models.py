@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,10 +11,9 @@ from weakref import WeakValueDictionary
 
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.decoders import Metaspace as MetaspaceDecoder
-from tokenizers.models import BPE, Unigram
+from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import (
     AddedToken,
@@ -234,37 +231,16 @@ def seq2seq_folders(pegasus: str, tiny_t5: str, tiny_bart: str) -> dict[str, str
 def tiny_t5(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a tiny T5 with T5's special tokens: sentinels last, `<extra_id_0>` after the rest.
 
+    The tokenizer has the words and characters of `CORPUS` by their frequency.
     As T5 does, the model has more rows of embeddings than the tokenizer has tokens.
     """
     folder = tmp_path_factory.mktemp("t5")
-    # Counted, not trained: UnigramTrainer's result differs from run to run.
-    counts = Counter(f"▁{word}" for line in CORPUS for word in line.split())
-    pieces = counts + Counter("▁" + "".join(CORPUS).replace(" ", ""))
-    scores = [(piece, math.log(count / pieces.total())) for piece, count in sorted(pieces.items())]
-    special = ["<pad>", "</s>", "<unk>"]
-    words = Tokenizer(Unigram([*((token, 0.0) for token in special), *scores], unk_id=2))
-    words.add_special_tokens(special)
-    words.normalizer = normalizers.Sequence(
-        [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    )
-    words.pre_tokenizer = pre_tokenizers.Metaspace()
-    words.decoder = MetaspaceDecoder()
-    words.add_special_tokens([f"<extra_id_{n}>" for n in reversed(range(10))])
-    words.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        model_max_length=512,
-    )
+    shutil.copytree(Path(__file__).parent / "tokenizers" / "t5", folder, dirs_exist_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     shape = {"vocab_size": len(tokenizer) + 28, **_T5_SHAPE}
     model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **shape))
     spread_weights(model, 1.0)  # T5 scales its logits down
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     return str(folder)
 
 

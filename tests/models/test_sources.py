@@ -20,8 +20,6 @@ import yaml
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
 )
 from warm_python import WarmProcess
 
@@ -77,36 +75,28 @@ def files_of(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", sources.TRAINED_NAMES)
 def test_a_model_is_in_the_cache_or_its_command_is_named(
-    cache: Path, tiny_llama: Path, name: str
+    cache: Path, tiny_llama: Callable[[str], str], name: str
 ) -> None:
     config = sources.TRAINED_NAMES[name]
     with pytest.raises(ValueError, match=re.escape(config)):
         resolve(name)
     settings = yaml.safe_load((Path(__file__).parents[2] / config).read_text())
     assert settings["model"]["init_args"]["folder"] == name
-    shutil.copytree(tiny_llama, cache / name)
+    shutil.copytree(tiny_llama("ab"), cache / name)
     assert resolve(name) == str(cache / name)
 
 
 # Local folders and hub ids
 
 
-@pytest.fixture
-def tiny_llama(tmp_path: Path) -> Path:
-    """A transformers folder of a llama of a few hundred weights."""
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 5}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2))
-    model.save_pretrained(tmp_path / "tiny")
-    return tmp_path / "tiny"
-
-
 def test_a_folder_of_save_pretrained_and_a_hub_id_are_unchanged(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for model in (str(tiny_llama), "gpt2", "google/pegasus-large", "org/name.v2"):
+    folder = Path(tiny_llama("ab"))
+    for model in (str(folder), "gpt2", "google/pegasus-large", "org/name.v2"):
         assert resolve(model) == model
-    monkeypatch.setenv("HOME", str(tiny_llama.parent))
-    assert resolve("~/tiny") == str(tiny_llama)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert resolve(f"~/{folder.name}") == str(folder)
 
 
 @pytest.mark.parametrize("files", [["config.json", "pytorch_model.bin"], ["a.gguf", "b.gguf"]])

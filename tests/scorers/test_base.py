@@ -64,17 +64,6 @@ def test_scores_come_in_the_given_order_and_repeated_samples_are_scored_once(
         assert len(given_rows) == (len({*rows}) if pointwise else len(rows))
 
 
-def test_each_scorer_is_called_once_for_all_its_scores() -> None:
-    first, second = Lengths(), Lengths(pointwise=False)
-    samples = Samples(["a", "a"], labels=["x", "x"])
-    result = score(
-        {"one": first["samples"], "two": second["samples"], "3": first["text"]}, samples
-    ).scores
-    assert result["one"].tolist() == [1.0, 1.0]
-    assert result["two"].tolist() == [2.0, 2.0]
-    assert len(first.calls) == len(second.calls) == 1
-
-
 class Returns(Scorer):
     """A scorer that returns what it was given."""
 

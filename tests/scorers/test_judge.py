@@ -95,20 +95,20 @@ def test_criteria_of_a_local_model_have_a_prompt_each(folder: str) -> None:
 # A server
 
 
-def test_ratings_of_a_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratings_of_a_server(serve: Serve) -> None:
     replies = {TEXTS[0]: "3", TEXTS[1]: "**1**.", TEXTS[2]: "It is 1 or 2.", "None.": None}
     replies |= {"Thought.": "<think>\n1 or 2?\n</think>\n\n3", "Cut off.": "<think>It is not 1"}
     replies |= {"Opened by the template.": "Perhaps 2.\n</think>\n\n1"}
     server = serve(lambda prompt: next(r for text, r in replies.items() if text in prompt))
-    monkeypatch.setenv("JUDGE_KEY", "secret")
-    judge = Judge("big-judge", RATE, server.address, key_variable="JUDGE_KEY")
+    judge = Judge("big-judge", RATE, server.address)
+    judge.load()  # no model here
+    assert judge.devices == ()
     found = judge.score([*replies, ""])["warmth"]
     np.testing.assert_array_equal(found, [3.0, 1.0, NAN, NAN, 3.0, NAN, 1.0, NAN])
     assert len(server.requests) == 7  # the empty text is not sent
     assert failures_of(judge, Samples([*replies, ""])).keys() == {2, 3, 5, 7}
-    path, headers, body = server.requests[0]
+    path, _, body = server.requests[0]
     assert path == "/v1/chat/completions"
-    assert headers["authorization"] == "Bearer secret"
     assert body["model"] == "big-judge"
     assert (body["temperature"], body["max_tokens"]) == (0, 16)
 
@@ -224,30 +224,6 @@ def test_reasons_of_a_reward(serve: Serve) -> None:
 # Outages
 
 
-def test_a_busy_server_is_asked_again(serve: Serve) -> None:
-    replies: list[Any] = [Refusal(503, "0.01"), Refusal(429, "0.01"), "3", "1"]
-    server = serve(lambda _: replies.pop(0))
-    judge = Judge("m", RATE, server.address, concurrency=1)
-    assert judge.score(["A", "B"])["warmth"].tolist() == [3.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("reply", "requests"),
-    [
-        (Refusal(503, "0.01"), 4),
-        (Refusal(404, None, b"no such model"), 1),
-        (b'{"choices": []}', 1),
-    ],
-)
-def test_a_server_without_an_answer_is_an_error(serve: Serve, reply: Any, requests: int) -> None:
-    server = serve(lambda _: reply)
-    with pytest.raises(ConnectionError, match=server.address):
-        Judge("m", RATE, server.address, max_retries=3).score(["A"])
-    assert len(server.requests) == requests
-    with pytest.raises(ConnectionError, match=r"http://127\.0\.0\.1:9"):
-        Judge("m", RATE, "http://127.0.0.1:9", max_retries=0).score(["A"])
-
-
 def test_a_rejected_text_is_nan_and_the_reason_is_told(serve: Serve) -> None:
     content = json.dumps({"error": {"message": "beyond 4096 tokens"}}).encode()
     server = serve(lambda message: Refusal(400, None, content) if "long" in message else "3")
@@ -255,19 +231,6 @@ def test_a_rejected_text_is_nan_and_the_reason_is_told(serve: Serve) -> None:
     np.testing.assert_array_equal(judge.score(["long", "short"])["warmth"], [NAN, 3.0])
     assert len(server.requests) == 2
     assert "beyond 4096 tokens" in failures_of(judge, Samples(["long"]))[0]
-
-
-def test_without_a_key_none_is_sent_and_no_model_is_loaded(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = serve(lambda prompt: "1")
-    monkeypatch.setenv("OPENAI_API_KEY", "another")
-    judge = Judge("no-such-model", RATE, server.address)
-    judge.load()
-    judge.to("cpu")
-    assert judge.devices == ()
-    assert judge.score(["Tea."])["warmth"] == [1.0]
-    assert "authorization" not in server.requests[0][1]
 
 
 # Rubrics and replies

@@ -90,11 +90,6 @@ def test_an_invalid_file_names_what_is_wrong(tmp_path: Path, content: str, name:
 
 # Evaluators
 
-COLOURS = Task(
-    ["<gen_result> <mask_token>", "<mask_token>: <gen_result>", "A <mask_token> <gen_result>"],
-    {"warm": ["red", "very warm"], "cold": ["blue", "very cold"], "dull": ["grey", "dull"]},
-)
-
 
 @given(st.integers(1, 72), st.integers(1, 72), st.integers())
 def test_a_subset_is_part_of_a_larger_one_of_its_seed(few: int, many: int, seed: int) -> None:

@@ -84,8 +84,6 @@ def test_decision_is_the_test_of_the_whole_run() -> None:
         assert decision.alarm == (p_value <= level_of_test(0.05, k))
     difference = paired_difference(rows[-1]["y"], minus=first, level=level_of_test(0.05, 7))
     assert f"difference {difference.value:+.4f}, {difference.low:+.4f}" in decisions[-1].reason
-    assert "with 32 prompts" in decisions[-1].reason
-    assert "at a level of 0.05 for the whole run" in decisions[-1].reason
 
 
 def test_no_alarm_unless_the_proxy_has_risen() -> None:
@@ -142,7 +140,6 @@ def test_other_prompts_are_a_new_reference() -> None:
     rows = [{**row, "proxy": float(k)} for k, row in enumerate(rows)]
     state, decisions = fold(AlarmRule("proxy", "y"), rows)
     assert decisions[-1].p_value == 1.0
-    assert decisions[-1].reason.startswith("other held-out prompts: later validations are compared")
     assert state.references["y"].step == 30
 
 
