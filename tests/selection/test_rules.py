@@ -175,14 +175,6 @@ def test_decides_as_lightning_does(curve, arguments) -> None:
             assert (state.stopped_step, state.stopping_reason) == (step, decision.reason)
 
 
-@given(stop_rules, rows)
-def test_nothing_stops_before_min_steps(rule: StopRule, history) -> None:
-    state = rule.start()
-    for step, row in enumerate(history):
-        state, decision = rule.update(state, step, row)
-        assert step >= rule.min_steps or not decision.stop
-
-
 @given(stopping, rows, st.lists(st.integers(0, 12), max_size=3))
 def test_single_nan_change_no_decision(arguments, history, places) -> None:
     curve, gaps = [row["x"] for row in history if not math.isnan(row["x"])], set(places)
