@@ -1,35 +1,28 @@
-"""Texts of a module: `generate`, and callbacks on modules of each method."""
+"""Texts of a module: `generate`, and modules that callbacks refuse."""
 
 from __future__ import annotations
 
-import json
 import random
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from counting_module import Counting
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning_choice import (
     BeforeAfter,
     GenerationScorer,
     MisconfigurationException,
-    ParetoCheckpoint,
-    ProxyGuard,
     RewardCheckpoint,
-    RewardEarlyStopping,
     generate,
 )
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from ctrlreward import Samples, as_samples
-from ctrlreward.completion import SampleGenerator, TextGenerator
 
 ROWS = st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=4)
 
@@ -111,82 +104,6 @@ def test_completions_that_repeat_their_prompts_are_a_warning() -> None:
         generate(decoded, rewrite)
 
 
-# Callbacks on a module that has only `complete_samples`, and is trained by hand
-
-PROXY = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
-HELD_OUT = [0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]  # best at step 1
-PROMPTS = Samples(
-    texts=["", "", ""],
-    prefixes=["", "", ""],
-    labels=["glad", "sad", "sad"],
-    sources=["The food", "The film", "A dog"],
-)
-
-
-class ByHand(Counting):
-    """Module of two optimizers, one of which counts steps; rewrites sources into other styles."""
-
-    batches = 20
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.critic = torch.nn.Parameter(torch.zeros(()))
-        self.calls: list[tuple[Samples, bool, bool]] = []
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        _, critic = self.optimizers(use_pl_optimizer=False)
-        counted, _ = self.optimizers()
-        for optimizer, weight in ((critic, self.critic), (counted, self.weight)):
-            optimizer.zero_grad()
-            self.manual_backward(-weight)
-            optimizer.step()
-
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [torch.optim.SGD([weight], lr=1.0) for weight in (self.weight, self.critic)]
-
-    def complete_samples(self, samples: Samples) -> list[str]:
-        self.calls.append((samples, self.training, torch.is_grad_enabled()))
-        step = round(self.weight.item())
-        rows = zip(samples.sources or (), samples.labels or (), strict=True)
-        return [f"{source} at {step} {label}" for source, label in rows]
-
-
-def transfers_at(step: int) -> list[str]:
-    return [f"The food at {step} glad", f"The film at {step} sad", f"A dog at {step} sad"]
-
-
-@pytest.mark.lightning
-def test_all_callbacks_work_unchanged(fit, curve, tmp_path: Path) -> None:
-    scores = {"proxy": curve(PROXY)["value"], "held_out": curve(HELD_OUT)["value"]}
-    stopper = RewardEarlyStopping("score/held_out", patience=9)
-    keeper = RewardCheckpoint("score/held_out", dirpath=str(tmp_path / "kept"))
-    directions = {"score/proxy": "max", "score/held_out": "max"}
-    front = ParetoCheckpoint(directions, dirpath=str(tmp_path / "front"), save_last=False)
-    # Three prompts have a p-value of 1 / 8 at best, which is 0.2 for the whole run.
-    guard = ProxyGuard("score/proxy", "score/held_out", level=0.25)
-    report = BeforeAfter({"held_out": scores["held_out"]}, PROMPTS, generations_per_prompt=1)
-    module = ByHand()
-    assert isinstance(module, SampleGenerator)
-    assert not isinstance(module, TextGenerator)
-    callbacks = [GenerationScorer(scores, PROMPTS), stopper, keeper, front, guard, report]
-    with pytest.warns(UserWarning, match="ProxyGuard at step 2"):
-        trainer = fit(module, callbacks, max_steps=20)
-    # Peak at step 1, and nine validations without improvement; the critic's steps don't count.
-    assert (stopper.stopped_step, trainer.global_step, guard.alarm_step) == (10, 10, 2)
-    assert Path(keeper.best_model_path).name == "step=000001-held_out=0.900.ckpt"
-    # What one score gains the other one loses, so no checkpoint dominates another.
-    assert list(front.kept) == list(range(1, 11))
-    files = {f"samples/score/step={step:06d}.jsonl": step for step in range(1, 11)}
-    for name, step in {**files, "before.jsonl": 0, "after.jsonl": 1}.items():
-        texts = [json.loads(line)["text"] for line in (tmp_path / name).open()]
-        assert texts == transfers_at(step)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["difference"] == pytest.approx(0.4)
-    assert (module.weight.item(), module.critic.item()) == (1.0, 1.0)
-    assert module.calls == [(PROMPTS.as_prompts(), False, False)] * 12
-
-
 TINY = {"vocab_size": 20, "pad_token_id": 0, "eos_token_id": 1}
 T5 = partial(T5Config, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, **TINY)
 GPT2 = partial(GPT2Config, n_embd=8, n_layer=1, n_head=2, **TINY)
@@ -198,7 +115,13 @@ SOURCES = ["The soup", "The view"]
 def test_what_would_be_scored_with_its_input_is_refused_before_training(
     fit, counter, curve, kind: type
 ) -> None:
-    class Silent(ByHand):
+    class Transfer(counter):
+        complete = None
+
+        def complete_samples(self, samples: Samples) -> list[str]:
+            return list(samples.sources or ())
+
+    class Silent(Transfer):
         complete_samples = None
 
     class Rewriter(counter):
@@ -216,11 +139,12 @@ def test_what_would_be_scored_with_its_input_is_refused_before_training(
             callbacks.append(GenerationScorer({"v": scorer["value"]}, right))
         fit(module, callbacks, max_steps=1)
 
-    scorer, data = curve(PROXY), PROMPTS.replace(texts=["A rewrite"] * 3, prefixes=None)
+    scorer, given = curve([0.5, 0.9]), Samples(["", ""], prefixes=["", ""], sources=SOURCES)
+    data = given.replace(texts=["A rewrite"] * 2, prefixes=None)
     module = Rewriter(T5ForConditionalGeneration(T5()))
     for wrong, samples, named in (
-        (Silent(), PROMPTS, "complete_samples"),
-        (ByHand(), data, "prefixes"),
+        (Silent(), given, "complete_samples"),
+        (Transfer(), data, "prefixes"),
         (module, Samples(SOURCES), "prefixes or prompts"),
     ):
         with pytest.raises((MisconfigurationException, ValueError), match=named):

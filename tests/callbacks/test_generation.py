@@ -16,6 +16,7 @@ from lightning_choice import (
     MisconfigurationException,
     ParetoCheckpoint,
     RewardCheckpoint,
+    RewardEarlyStopping,
     RolloutSamples,
     pl,
     quiet_trainer,
@@ -30,110 +31,73 @@ from ctrlreward.scorers.records import read_scored_file
 
 
 @pytest.mark.lightning
-def test_logs_means_over_valid_samples(fit, counter, curve, watch) -> None:
-    scorer = curve([0.0, 0.25])
-    score = scorer.score_samples
+def test_scores_are_logged_and_written(fit, counter, curve, watch, held_out, tmp_path) -> None:
+    """Of two scorers and a function, in one call each; a failed sample is in no mean."""
+    one, other, module = curve([0.0, 0.25, np.nan]), curve([0.0, 0.5, 0.5]), counter()
+    spread = [np.inf, 0.5, 0.25, 0.25, 0.25, 0.25]
 
-    def failing_first(samples: Samples) -> dict[str, np.ndarray]:
-        values = score(samples)
-        values["value"][0] = np.nan
-        values["loss"][1] = 0.0
-        return values
+    def odd(texts: list[str]) -> list[float]:
+        return spread
 
-    scorer.score_samples = failing_first
-    trainer = fit(counter(), [watch(scorer, "vl")], max_steps=1)
-    assert trainer.callback_metrics["score/v"] == pytest.approx(0.25)
-    assert trainer.callback_metrics["score/l"] == pytest.approx((0.75 + 0.0 + 0.75) / 3)
-    assert trainer.callback_metrics["score/fail_rate"] == pytest.approx(1 / 3)
-
-
-@pytest.mark.parametrize(
-    ("values", "mean", "failed"),
-    [([np.inf, 0.5, 0.25], 0.375, 1 / 3), ([np.nan] * 3, np.nan, 1.0)],
-)
-def test_a_failed_sample_is_in_no_mean(fit, counter, watch, tmp_path, values, mean, failed) -> None:
-    """Of a function of the texts, to which a callback gives what a reward does."""
-
-    def spread(texts: list[str]) -> list[float]:
-        return values
-
-    logged = fit(counter(), [watch({"spread": spread})], max_steps=1).callback_metrics
-    assert logged["score/spread"].item() == pytest.approx(mean, nan_ok=True)
-    assert logged["score/fail_rate"] == pytest.approx(failed)
-    (file,) = (tmp_path / "samples" / "score").iterdir()
-    scores = [json.loads(line)["scores"]["spread"] for line in file.read_text().splitlines()]
-    assert scores == [value if np.isfinite(value) else None for value in values]
-
-
-def test_scorers_are_called_once_with_texts_and_columns(fit, counter, curve, watch, held_out):
-    one, other, module = curve([0.0, 0.25]), curve([0.0, 0.5]), counter()
-    scores = {"v": one["value"], "l": one["loss"], "other": other["value"]}
-    callback = watch(scores, generations_per_prompt=2)
-    second = watch([0.0, 0.75], name="second")
-    logged = fit(module, [callback, second], max_steps=1).callback_metrics
-    assert [float(logged[k]) for k in ("score/v", "score/other", "second/v")] == [0.25, 0.5, 0.75]
-    assert len(other.scored) == 1
+    scores = {"v": one["value"], "l": one["loss"], "other": other["value"], "odd": odd}
+    callback, second = watch(scores, generations_per_prompt=2), watch([0.0, 0.75], name="second")
+    logger = CSVLogger(tmp_path, name="run", version=0)
+    trainer = fit(module, [callback, second], max_steps=1, logger=logger)
+    keys = [f"score/{key}" for key in (*scores, "fail_rate")] + ["second/v", "second/fail_rate"]
+    logged = [float(trainer.callback_metrics[key]) for key in keys]
+    assert logged == pytest.approx([0.25, 0.75, 0.5, 0.3, 1 / 6, 0.75, 0.0])
     (scored,) = one.scored
+    assert len(other.scored) == 1
     assert scored.labels == ("positive",) * 4 + ("negative",) * 2
     assert all(text.startswith("The food at 1 ") for text in scored.texts[:2])
     prompts = [p for p in held_out.prompts for _ in range(2)]
     assert module.calls[0] == {"prompts": prompts, "training": False, "gradients": False}
-
-
-def test_samples_on_disk_can_be_read_back(fit, counter, curve, watch, tmp_path) -> None:
-    scorer = curve([0.0, 0.25, float("nan")])
-    callback = watch(scorer, "vl")
-    logger = CSVLogger(tmp_path, name="run", version=0)
-    fit(counter(), [callback], max_steps=2, logger=logger, log_every_n_steps=1)
-    folder = tmp_path / "run" / "version_0" / "samples" / "score"
-    assert callback.folder == folder
-    assert sorted(p.name for p in folder.iterdir()) == ["step=000001.jsonl", "step=000002.jsonl"]
-    assert Samples.from_jsonl(folder / "step=000001.jsonl") == scorer.scored[0]
-    records = [json.loads(line) for line in (folder / "step=000001.jsonl").open()]
-    assert [record["scores"] for record in records] == [{"v": 0.25, "l": 0.75}] * 3
-    failed = json.loads((folder / "step=000002.jsonl").open().readline())
-    assert failed["scores"] == {"v": None, "l": None}
+    assert callback.folder == tmp_path / "run" / "version_0" / "samples" / "score"
+    (file,) = callback.folder.iterdir()
+    assert file.name == "step=000001.jsonl"
+    assert Samples.from_jsonl(file) == scored
+    rows = [json.loads(line)["scores"] for line in file.read_text().splitlines()]
+    assert [row["v"] for row in rows] == [0.25] * 6
+    assert [row["odd"] for row in rows] == [None, *spread[1:]]
+    module.weight.data.fill_(2.0)  # all samples of the first scorer fail
+    (failed,) = trainer.validate(module, verbose=False)
+    assert np.isnan(failed["score/v"])
+    assert failed["score/fail_rate"] == 1
 
 
 # Schedule and side effects
 
 
 @pytest.mark.lightning
-def test_each_validation_but_the_sanity_check_generates_with_the_same_seed(
+def test_every_other_validation_but_the_sanity_check_also_after_a_resume(
     fit, counter, curve, watch, tmp_path
 ) -> None:
-    scorer = curve([0.0])
-    callback = watch(scorer, seed=4)
-    trainer = fit(counter(), [callback], max_steps=3, num_sanity_val_steps=1)
-    noise = [[text.split()[-1] for text in samples.texts] for samples in scorer.scored]
-    assert noise[0] == noise[1] == noise[2]
-    assert len(set(noise[0])) == len(noise) == callback.validations == 3
-    trainer.save_checkpoint(tmp_path / "at3.ckpt")
-    resumed = watch(scorer, seed=4)
-    fit(counter(), [resumed], max_steps=5, ckpt_path=tmp_path / "at3.ckpt")
-    assert (len(scorer.scored), resumed.validations, resumed.last_scored_step) == (5, 5, 5)
+    scorer, options = curve([0.0]), {"seed": 4, "every_n_validations": 2}
+    trainer = fit(counter(), [watch(scorer, **options)], max_steps=5, num_sanity_val_steps=1)
+    trainer.save_checkpoint(tmp_path / "at5.ckpt")
+    resumed = watch(scorer, **options)
+    fit(counter(), [resumed], max_steps=7, ckpt_path=tmp_path / "at5.ckpt")
+    words = [[text.split() for text in samples.texts] for samples in scorer.scored]
+    assert [rows[0][3] for rows in words] == ["2", "4", "6"]
+    noise = [tuple(row[-1] for row in rows) for rows in words]
+    assert len(set(noise)) == 1  # the same seed at each
+    assert len(set(noise[0])) == 3
+    assert (resumed.validations, resumed.last_scored_step, resumed.has_new_scores) == (7, 6, False)
 
 
-def test_every_third_validation_also_after_a_resume(fit, counter, curve, watch, tmp_path) -> None:
-    scorer = curve([0.0])
-    trainer = fit(counter(), [watch(scorer, every_n_validations=3)], max_steps=4)
-    trainer.save_checkpoint(tmp_path / "at4.ckpt")
-    resumed = watch(scorer, every_n_validations=3)
-    fit(counter(), [resumed], max_steps=8, ckpt_path=tmp_path / "at4.ckpt")
-    assert [s.texts[0].split()[3] for s in scorer.scored] == ["3", "6"]
-    assert (resumed.validations, resumed.last_scored_step) == (8, 6)
-    assert not resumed.has_new_scores
-
-
-def test_fast_dev_run_scores_two_samples_and_writes_nothing(
-    fit, counter, curve, watch, tmp_path
+@pytest.mark.lightning
+def test_fast_dev_run_scores_two_samples_and_neither_stops_nor_writes(
+    fit, tuned, curve, watch, tmp_path
 ) -> None:
-    scorer = curve([0.25])
-    callback = watch(scorer, generations_per_prompt=4)
+    scorer, stopper = curve([np.nan]), RewardEarlyStopping("score/v")
+    callback = watch(scorer, "vl", generations_per_prompt=4)
     callback.folder = tmp_path  # of an earlier run
-    trainer = fit(counter(), [callback], fast_dev_run=True, max_steps=-1)
+    keepers = [RewardCheckpoint("score/v"), ParetoCheckpoint(["score/v", "score/l"])]
+    callbacks = [stopper, *keepers, callback, BeforeAfter({"v": len}, ["a", "b"])]
+    trainer = fit(tuned(), callbacks, fast_dev_run=3, max_steps=-1)
     assert [len(samples) for samples in scorer.scored] == [2]
-    assert trainer.callback_metrics["score/v"] == 0.25
+    assert "score/v" in trainer.callback_metrics
+    assert stopper.stopped_by is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -207,7 +171,6 @@ def test_generates_in_the_precision_of_the_run(fit, counter, watch) -> None:
         ({"scores": {"fail_rate": len}}, "fail_rate"),
         ({"scores": {"corpus/gm": len}}, "corpus/gm"),
         ({"samples": Samples(texts=[])}, "samples"),
-        ({"generations_per_prompt": 0}, "generations_per_prompt"),
     ],
 )
 def test_bad_arguments(changes, argument, held_out) -> None:
