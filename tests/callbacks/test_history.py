@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from lightning_choice import LIGHTNING, HistoryLogger, RewardCheckpoint, pl
+from lightning_choice import LIGHTNING, HistoryLogger, pl
 
 from ctrlreward.files import JsonLog
 
@@ -44,29 +44,3 @@ def test_a_resumed_run_replaces_the_rows_that_it_repeats(tmp_path: Path, start: 
     second.log_metrics({"a": 30}, start)
     second.log_metrics({"a": 30}, start)  # the same run: nothing is removed
     assert [row["a"] for row in JsonLog(first.path).read()] == rows
-
-
-@pytest.mark.lightning
-@pytest.mark.parametrize("stop", [5, 6])
-def test_a_resumed_run_has_no_gaps_and_no_duplicates(
-    fit, counter, watch, tmp_path: Path, stop: int
-) -> None:
-    """Steps after the last checkpoint are repeated, and their new rows replace the old ones."""
-
-    class Logging(counter):
-        def training_step(self, batch, batch_idx):
-            self.log("loss", self.weight.detach())
-            return super().training_step(batch, batch_idx)
-
-    def run(folder: Path, stop: int, **options) -> list[dict]:
-        keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
-        logger = HistoryLogger(str(folder))
-        options |= {"log_every_n_steps": 1, "max_steps": stop, "val_check_interval": 2}
-        fit(Logging(), [watch([0.1 * i for i in range(10)]), keeper], logger=logger, **options)
-        return JsonLog(logger.path).read()
-
-    whole = run(tmp_path / "whole", 10)
-    run(tmp_path / "broken", stop)
-    assert run(tmp_path / "broken", 10, ckpt_path="last") == whole
-    assert [row["step"] for row in whole if "loss" in row] == list(range(1, 11))
-    assert [row["step"] for row in whole if "score/v" in row] == [2, 4, 6, 8, 10]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,49 @@ from ctrlreward import Reward, RewardBatch, Samples
 
 shared = load(Path(__file__).with_name("conftest.py"))
 
+CURVE = [0.0, 0.25, 0.5, 0.25, 0.25]  # by step
+PROMPTS = Samples(["p0", "p1", "p2", "p3", "p4", "p5", "p0"], labels=list("abababa"))
+TEST = Samples([f"t{i}" for i in range(5)], labels=list("ababa"))
 
-class Uneven(shared.Counter):
-    """Module that logs a metric falling on rank 0 and rising on rank 1."""
+
+class ByText(shared.Curve):
+    """Scorer with a value of step and text, and a score of the corpus."""
+
+    corpus_columns = ("value", "loss")
+    breaks = False
+
+    def corpus_of(self, columns: Mapping[str, np.ndarray]) -> dict[str, float]:
+        return {"value": float((columns["value"] * columns["loss"]).sum())}
+
+    def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
+        if self.breaks:
+            raise ValueError("no scores")
+        noise = [zlib.crc32(text.encode()) / 2**32 / 100 for text in samples.texts]
+        value = super().score_samples(samples)["value"] + noise
+        return {"value": value, "loss": 1.0 - value}
+
+
+class Module(shared.Counter):
+    """Completions depend on prompt, label and step alone, with a part in eval mode.
+
+    Logs a metric that falls on rank 0 and rises on rank 1.
+    """
 
     fails_on_rank = -1
 
-    def complete(self, prompts: Sequence[str]) -> list[str]:
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Dropout().eval()
+        self.drawn: list[float] = []
+
+    def complete_samples(self, samples: Samples) -> list[str]:
         if self.global_rank == self.fails_on_rank:
             raise RuntimeError("no words")
-        return super().complete(prompts)
+        prompts = list(samples.prompts or ())
+        self.calls.append([prompts, self.training, torch.is_grad_enabled()])
+        self.drawn.append(torch.rand(()).item())
+        rows = zip(prompts, samples.labels or (), strict=True)
+        return [f" at {round(self.weight.item())} {prompt}, {label}" for prompt, label in rows]
 
     def export_adapter(self, folder: str) -> None:
         (Path(folder) / f"rank{self.global_rank}").touch()
@@ -49,22 +82,33 @@ class Uneven(shared.Counter):
         self.log("uneven", sign * self.weight.item(), sync_dist=False)
 
 
-class Broken(shared.Curve):
-    def score_samples(self, samples: Samples) -> dict[str, object]:
-        raise ValueError("no scores")
+def run(
+    folder: Path, devices: int, fails_on_rank: int = -1, breaks: bool = False
+) -> dict[str, Any]:
+    """Train with all that decides, on prompts of which two are equal and ranks get uneven shares.
 
-
-def run(name: str, scorer: shared.Curve, fails_on_rank: int = -1) -> dict[str, object]:
-    """Train with all that decides."""
-    folder, module = Path(sys.argv[1]) / name, Uneven()
-    module.fails_on_rank = fails_on_rank
-    prompts = Samples(texts=[f"p{i}" for i in range(5)])
+    Compare before and after on five prompts, two completions each, with others.
+    """
+    scorer, module = ByText(CURVE), Module()
+    scorer.breaks, module.fails_on_rank = breaks, fails_on_rank
+    scores, others = {"v": scorer["value"]}, {"copy": [f"x at 0 {i}" for i in range(5)]}
     stopper = RewardEarlyStopping("score/v", patience=2)
     keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
     directions = {"score/v": "max", "uneven": "max"}
     front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
-    watch = GenerationScorer({"v": scorer["value"]}, prompts, generations_per_prompt=2)
-    trainer = trainer_of([stopper, watch, keeper, front], 8, folder, num_sanity_val_steps=2)
+    report = BeforeAfter(scores, TEST, 2, others=others)
+    folder.mkdir(parents=True, exist_ok=True)
+    callbacks = [stopper, GenerationScorer(scores, PROMPTS), keeper, front]
+    if not breaks and fails_on_rank < 0:
+        callbacks.append(report)
+    trainer = trainer_of(
+        callbacks,
+        8,
+        folder,
+        devices,
+        logger=WandbLogger(save_dir=folder, offline=True),
+        num_sanity_val_steps=2,
+    )
     error = ""
     try:
         trainer.fit(module)
@@ -72,68 +116,14 @@ def run(name: str, scorer: shared.Curve, fails_on_rank: int = -1) -> dict[str, o
         error = f"{type(raised).__name__}: {raised}"
     return {
         "error": error,
-        "score": float(trainer.callback_metrics.get("score/v", -1)),
-        "prompts": [call["prompts"] for call in module.calls],
-        "scored": [list(samples.texts) for samples in scorer.scored],
-        "stopped_step": stopper.stopped_step,
-        "best": Path(keeper.best_model_path).name,
-        "front": front.decider.to_dict(),
-    }
-
-
-class ByText(shared.Curve):
-    """Scorer with a value that depends on the text alone, and a score of the corpus."""
-
-    corpus_columns = ("value", "loss")
-
-    def corpus_of(self, columns: Mapping[str, np.ndarray]) -> dict[str, float]:
-        return {"value": float((columns["value"] * columns["loss"]).sum())}
-
-    def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
-        self.scored.append(samples)
-        value = np.array([zlib.crc32(text.encode()) / 2**32 for text in samples.texts])
-        return {"value": value, "loss": 1.0 - value}
-
-
-class Steady(shared.Counter):
-    """Module whose completions depend on prompt, label and step only, with a part in eval mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen = torch.nn.Dropout().eval()
-        self.asked: list[list[Any]] = []
-
-    def complete_samples(self, samples: Samples) -> list[str]:
-        prompts = list(samples.prompts or ())
-        self.asked.append([prompts, self.training, torch.is_grad_enabled()])
-        rows = zip(prompts, samples.labels or (), strict=True)
-        return [f" at {round(self.weight.item())} {prompt}, {label}" for prompt, label in rows]
-
-
-def run_steady(folder: Path, devices: int) -> dict[str, object]:
-    """Train with seven prompts, two of them equal, so the ranks get uneven shares.
-
-    Compare before and after on five prompts, two completions each, with others.
-    """
-    prompts = Samples(["p0", "p1", "p2", "p3", "p4", "p5", "p0"], labels=list("abababa"))
-    test = Samples([f"t{i}" for i in range(5)], labels=list("ababa"))
-    scorer, module = ByText([]), Steady()
-    scores = {"v": scorer["value"]}
-    callbacks = [
-        GenerationScorer(scores, prompts),
-        RewardCheckpoint("score/v", dirpath=str(folder / "kept")),
-        BeforeAfter(scores, test, 2, others={"copy": Samples(["x", "y", "z", "u", "w"])}),
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
-    logger = WandbLogger(save_dir=folder, offline=True)
-    trainer = trainer_of(callbacks, 3, folder, devices, logger=logger)
-    trainer.fit(module)
-    metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
-    return {
-        "metrics": metrics,
-        "asked": [call for call in module.asked if call[0][0][0] == "t"],
+        "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},
+        "asked": module.calls,
+        "drawn": module.drawn,
         "modes": [module.training, module.frozen.training],
         "scored": [list(samples.texts) for samples in scorer.scored],
+        "stop": stopper.state.to_dict(),
+        "best": Path(keeper.best_model_path).name,
+        "front": front.decider.to_dict(),
     }
 
 
@@ -181,10 +171,9 @@ def run_all(rank: int) -> None:
     folder = Path(sys.argv[1])
     seen = {
         "ranged": run_shaped(),
-        "decided": run("decided", shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25])),
-        "generator": run("generator", shared.Curve([0.0]), fails_on_rank=1),
-        "scorer": run("scorer", Broken([0.0])),
-        "steady": run_steady(folder / "steady", 2),
+        "generator": run(folder / "generator", 2, fails_on_rank=1),
+        "scorer": run(folder / "scorer", 2, breaks=True),
+        "whole": run(folder / "whole", 2),
     }
     (folder / f"rank{rank}.json").write_text(json.dumps(seen))
     wandb.teardown()
