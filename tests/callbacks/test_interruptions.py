@@ -100,17 +100,15 @@ def test_a_resumed_run_neither_loses_nor_repeats_a_row(run: str, folder: Path, e
 
 
 @pytest.mark.parametrize(
-    ("fault", "rank", "last"), [("kill the other rank", 0, 4), ("kill the scoring rank", 1, 4)]
+    ("fault", "rank"), [("kill the other rank", 0), ("kill the scoring rank", 1)]
 )
-def test_a_rank_ends_soon_after_the_other_has_died(
-    fault: str, rank: int, last: int, tmp_path: Path
-) -> None:
+def test_a_rank_ends_soon_after_the_other_has_died(fault: str, rank: int, tmp_path: Path) -> None:
     process = WarmProcess([SCRIPT, fault, tmp_path], tmp_path / "output", tmp_path / "errors")
     assert process.wait(200) == 1  # the ranks' own limit is half an hour
     said = (tmp_path / f"rank{rank}").read_text()
     assert re.search("Connection (closed|reset) by peer", said), said
     saved = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
-    assert saved["global_step"] == last
+    assert saved["global_step"] == 4
 
 
 def callbacks(watch: Any, folder: Path) -> list[Any]:
@@ -118,7 +116,7 @@ def callbacks(watch: Any, folder: Path) -> list[Any]:
     return [watch([0.125 * i for i in range(9)]), keeper]
 
 
-@pytest.mark.parametrize("keep", [0.5, 0.99, 0.0])
+@pytest.mark.parametrize("keep", [0.5, 0.0])
 def test_a_checkpoint_that_was_cut_off_is_named(
     keep: float, fit, counter, watch, tmp_path: Path
 ) -> None:
@@ -141,7 +139,6 @@ SAMPLES = "samples/score/step=000002.jsonl"
 @pytest.mark.parametrize(
     ("size", "file", "kept"),
     [
-        (100, "decisions.json", []),
         (400, SAMPLES, ["decisions.json"]),
         (1000, "kept/step=000002-v=0.250.ckpt", ["decisions.json", "metrics.jsonl", SAMPLES]),
     ],

@@ -101,10 +101,8 @@ ACCUMULATED = {"accumulate_grad_batches": 4, "val_check_interval": 1}  # step 0 
 SITUATIONS = {
     "plain": Situation(),
     "resumed": Situation(cut=3),
-    "several validations of a step": Situation(scored=6, options=ACCUMULATED),
     "several validations of a step, resumed": Situation(scored=6, options=ACCUMULATED, cut=2),
-    "keys of the module": Situation(module=OwnKeys, options=ACCUMULATED),
-    "keys of the module, resumed": Situation(module=OwnKeys, cut=3),
+    "keys of the module, resumed": Situation(module=OwnKeys, options=ACCUMULATED, cut=3),
     # New at 1, 3, 5, 7; of these, 5 is the first of the best that meet the constraint.
     "keys of training": Situation(7, 5, (1, 3, 5, 7), module=KeysOfTraining),
     # At 2 the constraint has its value of 1.
@@ -157,26 +155,22 @@ def test_rules_decide_once_on_new_values(name, rules, fit, counter, tmp_path) ->
         assert saved["base_model.model.0.lora_B.weight"].item() == case.best
 
 
-def test_a_second_run_starts_afresh(rules, fit, counter, tmp_path) -> None:
+def test_a_second_run_starts_afresh_in_its_own_folder(rules, fit, counter, tmp_path) -> None:
     case = SITUATIONS["plain"]
     again, fresh = rules(case, tmp_path / "again"), rules(case, tmp_path / "fresh")
-    fit(counter(), list(again.values()))
-    second = fit(counter(), list(again.values()))
-    once = fit(counter(), list(fresh.values()))
-    assert second.global_step == once.global_step == case.stop
+    kept = RewardCheckpoint("score/a")
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        trainer = fit(counter(), [*again.values(), kept], default_root_dir=folder)
+        assert trainer.global_step == case.stop
+        assert Path(kept.best_model_path).parent == folder / "checkpoints"
+        assert Path(kept.best_model_path).exists()
+    fit(counter(), list(fresh.values()))
     for name in ("scorer", "guard", "stop"):
         assert again[name].state_dict() == fresh[name].state_dict()
     assert again["best"].state == fresh["best"].state
     assert again["front"].kept == fresh["front"].kept
     assert Path(again["front"].last_model_path).exists()
-
-
-def test_a_second_run_has_its_own_folder(fit, counter, watch, tmp_path) -> None:
-    kept, scorer = RewardCheckpoint("score/v"), watch(A)
-    for name in ("first", "second"):
-        fit(counter(), [scorer, kept], default_root_dir=tmp_path / name, max_steps=3)
-        assert Path(kept.best_model_path).parent == tmp_path / name / "checkpoints"
-        assert Path(kept.best_model_path).exists()
 
 
 def test_the_same_trainer_goes_on(fit, counter, watch) -> None:
@@ -188,14 +182,13 @@ def test_the_same_trainer_goes_on(fit, counter, watch) -> None:
     assert (stop.state.best, stop.state.wait_count) == (0.875, 3)  # at 3, then 4 to 6
 
 
-def test_evaluations_after_training(fit, counter, watch, tmp_path) -> None:
-    stop, kept = RewardEarlyStopping("score/v", patience=2), RewardCheckpoint("score/v")
-    scorer, module = watch(A), counter()
+def test_evaluations_after_training(rules, fit, counter, tmp_path) -> None:
+    ours, module = rules(SITUATIONS["plain"], tmp_path), counter()
     module.test_step = module.validation_step
-    trainer = fit(module, [scorer, stop, kept])
+    trainer = fit(module, list(ours.values()))
     folder = tmp_path / "samples/score"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    decided = scorer.state_dict(), stop.state_dict(), kept.state
+    decided = [ours[name].state for name in ("guard", "stop", "best", "front")]
     with torch.no_grad():
         module.weight.fill_(7.0)  # other texts at the same step
     trainer.validate(module, verbose=False)
@@ -203,13 +196,13 @@ def test_evaluations_after_training(fit, counter, watch, tmp_path) -> None:
     after = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert before.items() <= after.items()
     assert after.keys() - before.keys() == {"validate-step=000005.jsonl", "test-step=000005.jsonl"}
-    assert (scorer.last_scored_step, stop.state_dict(), kept.state) == (5, *decided[1:])
+    assert ours["scorer"].last_scored_step == 5
+    assert [ours[name].state for name in ("guard", "stop", "best", "front")] == decided
 
 
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}),
     "prompts": ({"samples": Samples(["The wine", "A cat"])}, {}),
-    "completions": ({"generations_per_prompt": 2}, {}),
     "length": ({}, {"max_new_tokens": 9}),
 }
 
@@ -231,19 +224,17 @@ def test_a_change_of_what_is_measured_starts_a_new_reference(
             warnings.simplefilter("always")
             fit(module, [scorer, stopper, keeper, front], max_steps=steps, **resumed)
         said = [str(each.message) for each in caught if "measured with" in str(each.message)]
-        return keeper, front, stopper, said
+        assert Path(keeper.best_model_path).is_file()
+        return (keeper.selected_step, stopper.stopped_step, list(front.kept)), len(said)
 
     run(3, {}, {})
     last = str(tmp_path / "best" / "last.ckpt")
-    keeper, front, stopper, said = run(7, *CHANGES[change], ckpt_path=last)
     # The best since the resume; the stop counts from there.
     expected = (1, 5, [1]) if change == "nothing" else (5, -1, [5])
-    assert (keeper.selected_step, stopper.stopped_step, list(front.kept)) == expected
-    assert len(said) == (change != "nothing")
+    assert run(7, *CHANGES[change], ckpt_path=last) == (expected, change != "nothing")
     assert (tmp_path / "best" / "step=000001-v=0.900.ckpt").is_file()
-    assert (Path(keeper.best_model_path).is_file(), len(keeper.best_k_models)) == (True, 1)
-    again, *_ = run(7, *CHANGES[change], ckpt_path=last)  # the measure is in the checkpoint
-    assert again.selected_step == keeper.selected_step
+    again, _ = run(7, *CHANGES[change], ckpt_path=last)  # the measure is in the checkpoint
+    assert again[0] == expected[0]
 
 
 def test_what_a_killed_run_left_is_removed(fit, counter, watch, tmp_path: Path) -> None:

@@ -98,15 +98,14 @@ def run(
     front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
     report = BeforeAfter(scores, TEST, 2, others=others)
     folder.mkdir(parents=True, exist_ok=True)
+    fails = breaks or fails_on_rank >= 0
     callbacks = [stopper, GenerationScorer(scores, PROMPTS), keeper, front]
-    if not breaks and fails_on_rank < 0:
-        callbacks.append(report)
     trainer = trainer_of(
-        callbacks,
+        callbacks if fails else [*callbacks, report],
         8,
         folder,
         devices,
-        logger=WandbLogger(save_dir=folder, offline=True),
+        logger=False if fails else WandbLogger(save_dir=folder, offline=True),
         num_sanity_val_steps=2,
     )
     error = ""
