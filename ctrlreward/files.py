@@ -343,27 +343,9 @@ def _beside(path: Path, what: str) -> Path:
     return path.with_name(f".{path.name}.{what}")
 
 
-# Files in which trainers name the checkpoint to resume from: verl's number, DeepSpeed's tag.
-_POINTERS = ("latest_checkpointed_iteration.txt", "latest")
-
-
 def remove(path: Path) -> None:
     """Remove a file, or a folder without following links."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def pointed_to(root: Path) -> Iterator[Path]:
-    """Yield the targets of all links below a folder, and of a trainer's pointers."""
-    for folder, folders, files in os.walk(root):
-        here = Path(folder)
-        for name in (*folders, *files):
-            path = here / name
-            if path.is_symlink():
-                yield Path(os.path.realpath(path))  # also of links in a circle
-            elif name in _POINTERS and path.is_file():
-                named = path.read_bytes().decode(errors="replace").strip("\0 \n")
-                for target in (named, f"global_step_{named}"):
-                    yield Path(os.path.realpath(here / target))

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ctrlreward.arguments import positive
-from ctrlreward.files import JsonLog, finite_or_none, json_text, pointed_to, remove, write_whole
+from ctrlreward.files import JsonLog, finite_or_none, json_text, write_whole
 from ctrlreward.selection import Decided, RunRules
 from ctrlreward.selection.metrics import Evidence
 
@@ -34,16 +32,12 @@ class BestCheckpoint:
         rules: The rules.
         checkpoint: Path of a checkpoint in the folder: `"global_step_{step}"` is verl's,
             `"_actor/global_step{step}"` OpenRLHF's.
-        keep: Number of best checkpoints to keep; the others are removed at each validation, but the
-            last one, the ones that a file or link of the trainer names, and checkpoints of steps
-            without a validation. None removes nothing.
 
     Attributes:
         decided: The decisions at each validation so far.
 
     Raises:
-        ValueError: `keep` is not positive, or there is no best rule to keep by. When called: no
-            validation has had a key of a rule.
+        ValueError: When called: no validation has had a key of a rule.
 
     Examples:
         >>> from ctrlreward.selection import BestRule, RunRules
@@ -56,18 +50,11 @@ class BestCheckpoint:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        rules: RunRules,
-        checkpoint: str = "global_step_{step}",
-        keep: int | None = None,
+        self, folder: str | Path, rules: RunRules, checkpoint: str = "global_step_{step}"
     ) -> None:
-        if keep is not None and rules.best is None:
-            raise ValueError("keep needs rules with best, the rule to keep checkpoints by")
         self.folder = Path(folder)
         self.rules = rules
         self.checkpoint = checkpoint
-        self.keep = positive("keep", keep)
         self.decided: list[Decided] = []
         self._history = JsonLog(self.folder / "metrics.jsonl")
         self._evidence: dict[int, Evidence] = {}
@@ -104,34 +91,17 @@ class BestCheckpoint:
         return self.decided[-1]
 
     def refresh(self) -> None:
-        """Name the best checkpoint that is on disk now, and remove those that are not kept."""
+        """Name the best checkpoint that is on disk now."""
         best, pareto = self.rules.best, self.rules.pareto
         seen = [each.validation for each in self.decided]  # with alarms, which are metrics
         saved = [snapshot for snapshot in seen if self._path(snapshot.step).exists()]
         chosen: list[Decided] = []  # as if only what is saved had been validated
         if best is not None or pareto is not None:
-            top = None if best is None else replace(best, top_k=self.keep or best.top_k)
-            chosen = list(RunRules(top, pareto=pareto).replay(saved))
+            chosen = list(RunRules(best, pareto=pareto).replay(saved))
         last = chosen[-1] if chosen else None
         path = None if last is None or last.best is None else str(self._path(last.best))
         content = self.rules.choice(self.decided, last, path)
         write_whole(self.folder / "best_checkpoint.json", json_text(content))
-        if self.keep is not None:
-            self._remove(chosen)
-
-    def _remove(self, chosen: list[Decided]) -> None:
-        """Remove checkpoints that the best rule has dropped; a run resumes from the last."""
-        kept = {each.best for each in chosen[-1:]}
-        for each in chosen:
-            if each.keep is not None:
-                kept |= {each.validation.step} if each.keep.keep else set()
-                kept -= {*each.keep.dropped} - {chosen[-1].best}
-        pointed, root = set(pointed_to(self.folder)), self.folder.resolve()
-        for step in [each.validation.step for each in chosen][:-1]:
-            path = self._path(step)
-            own = not path.is_symlink() and path.resolve().is_relative_to(root)
-            if step not in kept and own and path.resolve() not in pointed:
-                remove(path)
 
     def _path(self, step: int) -> Path:
         return self.folder / self.checkpoint.format(step=step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -102,63 +101,3 @@ def test_scores_by_prompt_raise_the_alarm(tmp_path: Path) -> None:
     best_checkpoint.refresh()
     assert named(tmp_path)["alarm_step"] in (20, 30)
     assert named(tmp_path)["checkpoint"] == str(tmp_path / "_actor" / "global_step30")
-
-
-class Trained:
-    """A trainer that saves after it validates, and can resume from its last checkpoint."""
-
-    def __init__(self, folder: Path, keep: int | None) -> None:
-        self.folder = folder
-        self.best = BestCheckpoint(folder, RunRules(BestRule("reward")), keep=keep)
-
-    def step(self, step: int, reward: float, saves: bool = True) -> tuple[set[int], int | None]:
-        """Return the steps of the checkpoints after validation and saving, and the named one."""
-        self.best(step, {"reward": reward})
-        content = named(self.folder)
-        assert content["checkpoint"] is None or Path(content["checkpoint"]).is_dir()
-        if saves:
-            (self.folder / f"global_step_{step}" / "actor").mkdir(parents=True)
-            (self.folder / "latest_checkpointed_iteration.txt").write_text(str(step))
-        steps = {int(path.name.split("_")[-1]) for path in self.folder.glob("global_step_*")}
-        return steps, content["step"]
-
-
-def test_the_best_two_and_the_last_are_kept_as_the_run_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "global_step_5").mkdir()  # without a validation: not ours
-    (tmp_path / "mine").mkdir()
-    trained = Trained(tmp_path, keep=2)
-    assert trained.step(10, 0.2) == ({5, 10}, None)  # it was saved after it was decided
-    assert trained.step(20, 0.6) == ({5, 10, 20}, 10)
-    assert trained.step(30, 0.4) == ({5, 10, 20, 30}, 20)
-    # 10 is third, and 30 the one to resume from.
-    assert trained.step(40, 0.1) == ({5, 20, 30, 40}, 20)
-    assert trained.step(50, 0.9, saves=False) == ({5, 20, 30, 40}, 20)
-    assert trained.step(60, 0.3) == ({5, 20, 30, 40, 60}, 20)  # 40 was the last; 50 is not there
-    assert trained.step(70, 0.8) == ({5, 20, 30, 60, 70}, 20)
-
-    shutil.rmtree(tmp_path / "global_step_70")  # killed while it saved
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("60")
-    resumed = Trained(tmp_path, keep=2)
-    assert resumed.step(70, 0.5) == ({5, 20, 30, 60, 70}, 20)
-    resumed.best.refresh()
-    assert named(tmp_path)["step"] == 20
-    assert resumed.step(80, 0.7)[0] == {5, 20, 70, 80}
-    resumed.best.refresh()
-    assert named(tmp_path)["step"] == 80
-    assert (tmp_path / "mine").is_dir()
-
-
-def test_links_and_what_a_file_points_to_stay(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    folder = tmp_path / "run"
-    trained = Trained(folder, keep=1)
-    trained.step(10, 0.1)
-    (folder / "global_step_10").rename(elsewhere / "global_step_10")
-    (folder / "global_step_10").symlink_to(elsewhere / "global_step_10")
-    trained.step(20, 0.2)
-    (folder / "resume").symlink_to(folder / "global_step_20")
-    for step, reward in ((30, 0.9), (40, 0.3), (50, 0.4)):
-        steps, _ = trained.step(step, reward)
-    assert steps == {10, 20, 30, 40, 50}  # 40 was the last one at the validation of 50
-    assert trained.step(60, 0.4)[0] == {10, 20, 30, 50, 60}
