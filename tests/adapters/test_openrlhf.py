@@ -15,7 +15,6 @@ import pytest
 import torch
 from module_files import load
 
-from ctrlreward import Reward
 from ctrlreward.adapters.openrlhf import as_reward_func
 
 FILE = """
@@ -66,7 +65,6 @@ def test_several_samples_with_prefixes_from_the_prompt(reward, letters) -> None:
 @pytest.mark.parametrize(
     ("completion", "text"),
     [
-        ("ab<eos>", "ab"),
         ("ab<eos>aaa<eos>", "ab"),  # what follows the end is not part of the answer
         ("ab<end>a<eos>", "ab"),
         ("oes<eo", "oes<eo"),
@@ -79,13 +77,9 @@ def test_the_answer_ends_at_the_first_end_token(reward, letters, completion, tex
     assert letters.scored[1].texts == ("oes",)
 
 
-def test_what_would_be_scored_wrong_is_an_error(reward, kinds) -> None:
+def test_what_would_be_scored_wrong_is_an_error(reward) -> None:
     reward_func = as_reward_func(reward, [], -9.0, {"labels": "tone"})
     with pytest.raises(ValueError, match="tone"):
         reward_func(["ab"], ["a"], ["glad"])
     with pytest.raises(ValueError, match="prompts"):
         reward_func(["ab"], ["b"], ["glad"])
-    with pytest.raises(ValueError, match="failed_score"):
-        as_reward_func(reward, [], float("inf"))
-    with pytest.raises(ValueError, match="kinds"):
-        as_reward_func(Reward({"kinds": kinds["kinds"]}), [], -9.0)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from adapters.watched_functions import call
+from trl.trainer.utils import is_async_callable
 
 from ctrlreward import Reward, Samples
 from ctrlreward.adapters import openrlhf, trl, verl
@@ -63,6 +64,8 @@ def test_scores_are_the_same_in_another_process(reward: Reward) -> None:
     calls += [(openrlhf.as_reward_func(reward, "<end>", -9.0, COLUMNS), OPENRLHF)]
     calls += [(verl.as_compute_score(reward, -9.0, COLUMNS), VERL)]
     calls += [(verl.as_async_compute_score(reward, -9.0, COLUMNS, wait=0.01), VERL)]
+    assert is_async_callable(pickle.loads(pickle.dumps(calls[3][0])))  # what TRL itself asks
+    assert inspect.iscoroutinefunction(pickle.loads(pickle.dumps(calls[-1][0])))
     with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as child:
         for function, arguments in calls:
             there = child.submit(call, function, arguments).result()
@@ -71,18 +74,6 @@ def test_scores_are_the_same_in_another_process(reward: Reward) -> None:
             assert numbers(there) == expected
             assert any(here)
     assert len(pickle.dumps(calls[0][0])) < 20_000  # the weights take 130,000
-
-
-def test_copies_of_coroutine_functions_are_coroutine_functions(reward: Reward) -> None:
-    from trl.trainer.utils import get_callable_name, is_async_callable  # what TRL itself asks
-
-    (function,) = trl.as_async_reward_funcs(reward, name="r")
-    for copy in (function, pickle.loads(pickle.dumps(function))):
-        assert is_async_callable(copy)
-        assert get_callable_name(copy) == "r"
-    compute_score = verl.as_async_compute_score(reward, -9.0)
-    for copy in (compute_score, pickle.loads(pickle.dumps(compute_score))):
-        assert inspect.iscoroutinefunction(copy)
 
 
 def test_component_functions_score_a_batch_once_between_them(letters, monkeypatch) -> None:

@@ -27,10 +27,6 @@ def broken(completions: list[str], **columns: Any) -> list[float]:
     raise KeyError("no such column")
 
 
-def unreadable(completions: list[str], **columns: Any) -> str:
-    return "not rewards"
-
-
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
 ) -> dict[str, float]:

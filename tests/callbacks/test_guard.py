@@ -65,7 +65,7 @@ def test_a_constraint_excludes_checkpoints_under_alarm(fit, counter, scorer, tmp
     assert selected == {"any": 8, "calm": 2}
 
 
-def test_without_scores_by_prompt_there_is_no_alarm_and_one_warning(fit, counter) -> None:
+def test_without_scores_by_prompt_there_is_no_alarm_and_one_warning(fit, counter, tmp_path) -> None:
     """Of a total, which is better when higher, like that of a `PolicyTuner`."""
 
     class Logging(counter):
@@ -76,7 +76,7 @@ def test_without_scores_by_prompt_there_is_no_alarm_and_one_warning(fit, counter
     guard, record = ProxyGuard("reward/total", "b", None, "max", stop=True), Record()
     best, worst = (
         RewardCheckpoint("reward/total"),
-        RewardCheckpoint("reward/shaped", "min", "worst"),
+        RewardCheckpoint("reward/shaped", "min", str(tmp_path)),
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -93,7 +93,7 @@ if __name__ == "__main__":
     folders = dict(zip(("policy", "llama", "pegasus"), sys.argv[1:4], strict=True))
     out = Path(sys.argv[4])
     runs = {}
-    places = ("cpu", "cpu"), ("cpu", "second:0"), ("second:0", "cpu"), ("second:0", "second:1")
+    places = ("cpu", "cpu"), ("cpu", "second:0"), ("second:0", "second:1")
     for policy, scorers in places:
         memory.peak[:] = memory.live
         learned, logged = train(folders, out, scorers, policy)

@@ -36,11 +36,10 @@ def test_an_extreme_reward_is_a_failed_sample(tuner, algorithm, value, monkeypat
     assert (advantages[1].abs().max(), advantages.abs().max() > 0) == (0, True)
 
 
-@pytest.mark.parametrize("scale", [1e20, 1e30, 1e38])
-def test_the_size_of_a_reward_changes_no_normalised_advantage(tuner, scale) -> None:
+def test_the_size_of_a_reward_changes_no_normalised_advantage(tuner) -> None:
     """Their squares are beyond float32: advantages were 0, and nothing was learned."""
     found = []
-    for factor in (1.0, scale):
+    for factor in (1.0, 1e38):
         torch.manual_seed(0)
         module = tuner(reward=lambda texts, f=factor: [f * t.count("a") for t in texts])
         module.configure_model()
@@ -62,9 +61,8 @@ def test_a_loss_that_is_not_finite_updates_nothing(tuner, fit) -> None:
     torch.testing.assert_close(trained_weights(module), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce"])
-def test_a_constant_reward_teaches_nothing_and_this_is_said_once(tuner, fit, algorithm) -> None:
-    module = tuner(reward=lambda texts: [0.7e9] * len(texts), algorithm=algorithm, beta=0.0)
+def test_a_constant_reward_teaches_nothing_and_this_is_said_once(tuner, fit) -> None:
+    module = tuner(reward=lambda texts: [0.7e9] * len(texts), beta=0.0)
     module.configure_model()
     before = trained_weights(module)
     with warnings.catch_warnings(record=True) as said:

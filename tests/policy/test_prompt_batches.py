@@ -47,13 +47,10 @@ def trained(tuner: Callable[..., PolicyTuner], tmp_path: Path) -> Callable[..., 
         (PROMPTS, 2, PROMPTS, None),
         (PROMPTS, None, PROMPTS, None),  # a string is a prompt
         (RECORDS, 2, ["", ""], ("1", "0")),
-        (RECORDS, None, ["", ""], ("1", "0")),
         ([{"text": p, "group": p} for p in PROMPTS], 2, PROMPTS, None),
         ([{"prefix": p[0], "prompt": p} for p in PROMPTS], 2, ["a", "c"], None),
-        ([RECORDS], None, ["", ""], ("1", "0")),
         ([pd.DataFrame(RECORDS)], None, ["", ""], ("1", "0")),
         ([datasets.Dataset.from_list(RECORDS)], None, ["", ""], ("1", "0")),
-        (datasets.Dataset.from_list(RECORDS), 2, ["", ""], ("1", "0")),
         (datasets.Dataset.from_list(RECORDS), None, ["", ""], ("1", "0")),
         ([Samples(PROMPTS)], None, PROMPTS, None),
     ],
@@ -101,7 +98,6 @@ ANSWERED = [*TALKS[0], {"role": "assistant", "content": "ab"}]
     ("batch", "error"),
     [
         ([], ValueError),
-        ({"prompt": []}, ValueError),
         (torch.zeros(2, 3), TypeError),
         (["ab", 3], TypeError),
         ({"question": PROMPTS}, ValueError),
@@ -121,7 +117,7 @@ def test_a_prompt_that_ends_with_an_answer_is_an_error(chat) -> None:
         chat().training_step({"prompt": ANSWERED}, 0)
 
 
-@pytest.mark.parametrize("data", [(PROMPTS,), (RECORDS,), ({"prompt": PROMPTS},), ()])
+@pytest.mark.parametrize("data", [(PROMPTS,), ({"prompt": PROMPTS},), ()])
 def test_a_trainer_needs_a_dataloader(trained, data: Any) -> None:
     with pytest.raises(MisconfigurationException, match="dataloader"):
         trained(*data)

@@ -134,9 +134,9 @@ def test_samples_from_the_whole_distribution_despite_the_generation_config(
 @pytest.mark.parametrize(
     "options",
     [
-        *({"top_p": p} for p in (1e-6, 0.5, 0.9)),
-        *({"top_k": k} for k in (1, 3, 60)),
-        *({"min_p": p} for p in (0.0, 0.1, 1.0)),
+        *({"top_p": p} for p in (1e-6, 0.5)),
+        *({"top_k": k} for k in (3, 60)),
+        *({"min_p": p} for p in (0.1, 1.0)),
         {"top_k": 5, "top_p": 0.8, "min_p": 0.2},
     ],
 )

@@ -172,30 +172,6 @@ def test_learns_to_say_a(tuner, fit, share) -> None:
     assert share.releases == 1  # when the run ended
 
 
-@pytest.mark.lightning
-def test_a_checkpoint_holds_the_adapter_and_resumes(tuner, fit, tmp_path, recwarn) -> None:
-    module = tuner(learning_rate=0.03)
-    path = str(tmp_path / "at3.ckpt")
-    fit(module, 3).save_checkpoint(path)
-    checkpoint = torch.load(path, weights_only=True)
-    adapter = trained_weights(module)
-    assert set(checkpoint["state_dict"]) == set(adapter)
-    assert all("lora_" in name for name in adapter)
-
-    again = tuner(learning_rate=0.03)
-    steps: list[int] = []
-    loaded: dict[str, torch.Tensor] = {}
-    again.on_train_start = lambda: loaded.update(trained_weights(again))
-    again.on_train_batch_end = lambda *_: steps.append(again.trainer.global_step)
-    fit(again, 5, ckpt_path=path)
-    assert steps == [4, 5]
-    options = {"model": module.base_model, "reward": module.reward, "lora": module.lora}
-    alone = type(module).load_from_checkpoint(path, **options)
-    assert not [w for w in recwarn if "not in the checkpoint" in str(w.message)]
-    torch.testing.assert_close(loaded, adapter)
-    torch.testing.assert_close(trained_weights(alone), adapter)
-
-
 def on(*modules: str, **options: Any) -> LoRA:
     return LoRA(r=2, target_modules=modules, **options)
 
@@ -221,8 +197,10 @@ def test_a_checkpoint_of_another_adapter(tuner, fit, tmp_path, saved, loaded, na
 
 
 @pytest.mark.lightning
-def test_a_resumed_run_repeats_an_uncut_one_without_being_asked_to(tuner, tmp_path: Path) -> None:
-    """Neither a callback nor `seed_everything`: the checkpoint has the seed of the run."""
+def test_a_resumed_run_repeats_an_uncut_one_without_being_asked_to(
+    tuner, tmp_path: Path, recwarn
+) -> None:
+    """Neither a callback nor `seed_everything`: the checkpoint has the seed and the adapter."""
 
     def fit(seed: int, **options: object) -> dict[str, torch.Tensor]:
         torch.manual_seed(seed)
@@ -236,6 +214,14 @@ def test_a_resumed_run_repeats_an_uncut_one_without_being_asked_to(tuner, tmp_pa
         return trained_weights(module)
 
     uncut = fit(1)
+    saved = torch.load(tmp_path / "step=5.ckpt", weights_only=True)["state_dict"]
+    assert all("lora_" in name for name in uncut)
+    torch.testing.assert_close(saved, uncut)
+    module = tuner()
+    options = {"model": module.base_model, "reward": module.reward, "lora": module.lora}
+    alone = type(module).load_from_checkpoint(str(tmp_path / "step=5.ckpt"), **options)
+    assert not [w for w in recwarn if "not in the checkpoint" in str(w.message)]
+    torch.testing.assert_close(trained_weights(alone), uncut)
     resumed = fit(2, ckpt_path=str(tmp_path / "step=3.ckpt"))
     torch.testing.assert_close(resumed, uncut)
     other = fit(2)

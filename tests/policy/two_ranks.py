@@ -30,12 +30,15 @@ LONGEST = 5
 # The prompts of both ranks, step by step; one rank has them all.
 BATCHES = [[["ab", "ba"], ["cd", "dc"]], [["ac", "ca"], ["bd", "db"]], [["ef", "fe"], ["af", "fa"]]]
 FORMS: dict[str, dict[str, Any]] = {
-    "one update": {"algorithm": "grpo"},
     "batch baseline": {"algorithm": "reinforce++"},
     "token mean": {"algorithm": "dapo"},
     "decoupled": {"algorithm": "dapo", "scale": "components"},
-    "checkpointed layers": {"algorithm": "grpo", "gradient_checkpointing": True},
-    "trained adapter": {"algorithm": "grpo", "continued": True, "lr_scheduler_type": "linear"},
+    "trained adapter, checkpointed layers": {
+        "algorithm": "grpo",
+        "continued": True,
+        "gradient_checkpointing": True,
+        "lr_scheduler_type": "linear",
+    },
 }
 
 
