@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, Snapshot, StopRule
@@ -44,7 +44,6 @@ class Case:
     top_k: int = 1
     constraint: tuple[int | None, int | None] | None = None  # on b
     steps: int = 8
-    resume: int | None = None  # the run is interrupted after this step and resumed
 
     @property
     def stopping(self) -> dict[str, Any]:
@@ -130,22 +129,6 @@ TABLE = {
         "1234", 4, None, {3}, {3}, b="4n4n", constraint=(0, 8), steps=4
     ),
 }
-RESUMED = {
-    "recovers in time": (1, 3, 5),
-    "more NaN in a row than patience": (3, 5),
-    "NaN is skipped": (2,),
-    "some on the front": (2, 3),
-    "every third, patience of one": (2, 4),
-    "threshold": (4,),
-    "divergence": (2,),
-    "two are kept": (3,),
-    "constraint from both sides": (5,),
-}
-CASES = TABLE | {
-    f"{name}, resumed at {step}": replace(TABLE[name], resume=step)
-    for name, steps in RESUMED.items()
-    for step in steps
-}
 
 
 @dataclass(frozen=True)
@@ -219,9 +202,9 @@ class HandDriven:
     def states(self) -> dict[str, Any]:
         return {name: decider.state for name, decider in self.deciders.items()}
 
-    def play(self, cut: int | None = None, **validations: Any) -> HandDriven:
+    def play(self, cut: int | None = None) -> HandDriven:
         """Run the case until it stops; after step `cut` the run is interrupted and resumed."""
-        for step, metrics, stale, evidence in self.case.validations(**validations):
+        for step, metrics, stale, evidence in self.case.validations():
             snapshot = Snapshot(step, metrics, metrics.keys() - {*stale}, evidence)
             stops = False
             for name, decider in self.deciders.items():
@@ -252,19 +235,3 @@ def values(digits: str) -> list[float]:
 
 def eighths(number: int | None) -> float | None:
     return None if number is None else number / 8
-
-
-# Six cases for each trainer, one of each kind; tests/selection has all.
-OF_TRAINERS = {
-    "recovers in time",
-    "some on the front",
-    "every third, patience of one",
-    "constraint from both sides",
-    "alarm after a rise",
-    "a decline stops",
-}
-
-
-def one_of_each_kind(names: Iterable[str]) -> list[str]:
-    """Return the names of cases that a test with a trainer runs."""
-    return [name for name in names if name.split(", resumed")[0] in OF_TRAINERS]

@@ -56,6 +56,32 @@ def tiny_trainer(model: str, output: Path, **settings: Any) -> Trainer:
     )
 
 
+def tiny_trl(
+    model: str, output: Path, rows: list[Any], algorithm: str = "GRPO", **settings: Any
+) -> Any:
+    """Return a trainer of TRL on some rows, evaluated on two; prompts may be texts.
+
+    `reward_funcs`, `callbacks` and `chat_template` are taken out of the settings.
+    """
+    import trl  # slow to import
+    from datasets import Dataset
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.chat_template = settings.pop("chat_template", None)
+    own = {key: settings.pop(key) for key in ("reward_funcs", "callbacks") if key in settings}
+    given = SETTINGS | {"output_dir": str(output), "bf16": False} | settings
+    data = Dataset.from_list([{"prompt": r} if isinstance(r, str) else r for r in rows])
+    return getattr(trl, f"{algorithm}Trainer")(
+        model,
+        args=getattr(trl, f"{algorithm}Config")(**given),
+        train_dataset=data,
+        eval_dataset=data.select(range(2)),
+        processing_class=tokenizer,
+        **own,
+    )
+
+
 def add(trainer: Trainer, scorer: Scripted, prompts: int, *callbacks: Any, every: int = 1) -> None:
     """Add a `GenerationScorer` with both scores, and the callbacks that read it."""
     scores = {"a": scorer["a"], "b": scorer["b"]}
@@ -87,39 +113,34 @@ def resumed(make: Callable[..., Trainer], cut: int, ready: Callable[[Trainer], N
     return trainer
 
 
-def run_by_means(case: Case, make: Callable[..., Trainer]) -> dict[str, Any]:
-    """Run a case by means, with its interruption, and return what was decided."""
+def run_case(case: Case | ByPrompt, cut: int, make: Callable[..., Trainer]) -> dict[str, Any]:
+    """Run a case, interrupted after step `cut` and resumed, and return what was decided."""
+    by_prompt = isinstance(case, ByPrompt)
+    prompts = 12 if by_prompt else PROMPTS
 
     def scripted(key: str, step: int) -> list[float]:
+        if by_prompt:
+            return case.scores(key, step)
         row = values(getattr(case, key))
         return [row[min(step, len(row) - 1)]] * PROMPTS
 
     used: dict[str, Any] = {}
 
     def ready(trainer: Trainer) -> None:
-        low, high = case.constraint or (None, None)
-        bounds = {"eval_score/b": (eighths(low), eighths(high))} if case.constraint else {}
         used["stop"] = RewardEarlyStopping("score/a", **case.stopping)
-        used["best"] = RewardCheckpoint("score/a", constraints=bounds)
-        used["front"] = ParetoCheckpoint(["score/a", "score/b"])
-        scorer = Scripted(scripted, trainer, case.mode)
-        add(trainer, scorer, PROMPTS, *used.values(), every=case.every)
+        if by_prompt:
+            keeping, guarding = case.keeping, {"held_out": "score/a", **case.guarding}
+            used["alarm"] = ProxyGuard("score/b", **guarding)
+        else:
+            bound = {"eval_score/b": tuple(map(eighths, case.constraint or ()))}
+            keeping = {"constraints": bound} if case.constraint else {}
+            used["front"] = ParetoCheckpoint(["score/a", "score/b"])
+        used["best"] = RewardCheckpoint("score/a", **keeping)
+        scorer = Scripted(scripted, trainer, "max" if by_prompt else case.mode)
+        add(trainer, scorer, prompts, *used.values(), every=1 if by_prompt else case.every)
 
-    trainer = resumed(lambda **more: make(max_steps=case.steps, **more), case.resume or 0, ready)
-    return outcome(trainer, used)
-
-
-def run_by_prompt(case: ByPrompt, make: Callable[..., Trainer]) -> dict[str, Any]:
-    """Run a case by prompt, interrupted after step 2, and return what was decided."""
-    used: dict[str, Any] = {}
-
-    def ready(trainer: Trainer) -> None:
-        used["stop"] = RewardEarlyStopping("score/a", **case.stopping)
-        used["best"] = RewardCheckpoint("score/a", **case.keeping)
-        used["alarm"] = ProxyGuard(**{"proxy": "score/b", "held_out": "score/a", **case.guarding})
-        add(trainer, Scripted(case.scores, trainer, "max"), 12, *used.values())
-
-    trainer = resumed(lambda **more: make(max_steps=len(case.a), **more), 2, ready)
+    steps = len(case.a) if by_prompt else case.steps
+    trainer = resumed(lambda **more: make(max_steps=steps, **more), cut, ready)
     return outcome(trainer, used)
 
 

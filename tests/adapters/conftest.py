@@ -72,48 +72,23 @@ def kinds() -> Kinds:
 @pytest.fixture
 def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..., Any]:
     """Return a function that trains 3 steps of 8 completions of 2 prompts."""
-    import trl  # slow to import
-    from datasets import Dataset
-    from transformers import AutoTokenizer
+    from trainer_runs import tiny_trl  # slow to import
 
-    def run(
-        reward_funcs: list[Any],
-        chat: bool = False,
-        algorithm: str = "GRPO",
-        callbacks: list[Any] | None = None,
-        **changes: Any,
-    ) -> Any:
-        folder = tiny_llama("abcdef")
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        tokenizer.pad_token = tokenizer.eos_token
-        tokenizer.chat_template = CHAT
+    def run(reward_funcs: list[Any], chat: bool = False, **changes: Any) -> Any:
         rows = [
             {"prompt": [{"role": "user", "content": text}] if chat else text, "tone": tone}
             for text, tone in (("ab", "glad"), ("cd", "sad"))
         ]
-        config = getattr(trl, f"{algorithm}Config")(
-            output_dir=str(tmp_path),
-            bf16=False,
-            disable_tqdm=True,
-            learning_rate=0.01,
-            logging_steps=1,
-            max_completion_length=4,
-            max_steps=3,
-            num_generations=4,
-            per_device_train_batch_size=8,
-            report_to="none",
-            **{"save_strategy": "no", **changes},
-            use_cpu=True,
-        )
-        trainer = getattr(trl, f"{algorithm}Trainer")(
-            folder,
-            reward_funcs=reward_funcs,
-            args=config,
-            train_dataset=Dataset.from_list(rows),
-            eval_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
-            callbacks=callbacks,
-        )
+        settings = {
+            "eval_strategy": "no",
+            "learning_rate": 0.01,
+            "max_completion_length": 4,
+            "max_steps": 3,
+            "num_generations": 4,
+            "per_device_train_batch_size": 8,
+        }
+        model, own = tiny_llama("abcdef"), {"reward_funcs": reward_funcs, "chat_template": CHAT}
+        trainer = tiny_trl(model, tmp_path, rows, **settings | changes | own)
         trainer.train()
         return trainer
 

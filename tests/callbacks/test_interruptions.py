@@ -16,6 +16,7 @@ from module_files import load
 from warm_python import WarmProcess
 
 from ctrlreward.files import JsonLog
+from ctrlreward.selection import BestRule
 
 SCRIPT = Path(__file__).with_name("interrupted_runs.py")
 interrupted_runs = load(SCRIPT)
@@ -52,6 +53,9 @@ def ended(folder: Path) -> dict[str, dict[str, Any]]:
             "rows": (place / "metrics.jsonl").read_text().splitlines(),
             "texts": sorted(path.name for path in (place / "samples" / "score").iterdir()),
         }
+        for name in ("samples/score/.step=000009.jsonl.unfinished", "kept/.last.ckpt.unfinished"):
+            (place / name).write_text("half of")
+        (kept / ".step=3-adapter.unfinished").mkdir()
         interrupted_runs.fit(place, ckpt_path="last")
     return found
 
@@ -96,7 +100,11 @@ def test_a_resumed_run_neither_loses_nor_repeats_a_row(run: str, folder: Path, e
         assert weight_of(kept / path.name) == weight_of(path)
     for path in (whole / "samples" / "score").iterdir():
         assert (folder / run / "samples" / "score" / path.name).read_text() == path.read_text()
-    assert [path.name for path in kept.iterdir() if path.name.startswith(".")] == []
+    assert [*(folder / run).rglob(".*")] == []
+    noted = json.loads((folder / run / "decisions.json").read_text())
+    assert [*noted["folders"]] == ["kept"]
+    assert BestRule(**noted["rules"]["BestRule"]) == BestRule("held_out", "max", 2)
+    assert noted["directions"]["score/v"] == "max"
 
 
 @pytest.mark.parametrize(

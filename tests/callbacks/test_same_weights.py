@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +15,10 @@ from lightning_choice import (
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
-    pl,
 )
-from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
 from ctrlreward import Samples
-from ctrlreward.selection import BestRule
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:the checkpoint of")]
 
@@ -63,26 +58,6 @@ class TwoLoaders(Counting):
         return [DataLoader(range(1)), DataLoader(range(1))]  # type: ignore[arg-type]
 
 
-class Adapted(Counting):
-    """Counter whose weight is in an adapter of PEFT."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        del self._parameters["weight"]
-        base = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
-        self.model = get_peft_model(base, LoraConfig(r=1, target_modules=["0"]))
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.model.get_submodule("base_model.model.0").lora_B["default"].weight.sum()
-
-    def complete(self, prompts: Any) -> list[str]:
-        return [f" at {round(self.weight.item())} 0" for _ in prompts]
-
-    def export_adapter(self, folder: str) -> None:
-        self.model.save_pretrained(folder)
-
-
 @dataclass(frozen=True)
 class Situation:
     """How a run is validated, and what its rules decide, worked out by hand."""
@@ -109,7 +84,6 @@ SITUATIONS = {
     "two dataloaders": Situation(
         front=(1, 3, 5), module=TwoLoaders, keys=("a/dataloader_idx_0", "b/dataloader_idx_1")
     ),
-    "an adapter, resumed": Situation(module=Adapted, cut=3),
 }
 
 
@@ -120,7 +94,7 @@ def rules(curve, watch):
     def build(situation: Situation, folder: Path) -> dict[str, Any]:
         a, b = situation.keys
         built: dict[str, Any] = {}
-        if situation.module in (None, Adapted):
+        if situation.module is None:
             built["scorer"] = watch({"a": curve(A)["value"], "b": curve(B)["value"]})
             a, b = "score/a", "score/b"
         constraints = {b: (0.5, None)}
@@ -150,9 +124,6 @@ def test_rules_decide_once_on_new_values(name, rules, fit, counter, tmp_path) ->
     assert ours["front"].kept == {step: (A[step], B[step]) for step in case.front}
     if "scorer" in ours:  # scores by prompt are compared with the first
         assert ours["scorer"].validations == ours["guard"].state.tests + 1 == case.scored
-    if case.module is Adapted:
-        saved = load_file(Path(ours["best"].best_adapter_path) / "adapter_model.safetensors")
-        assert saved["base_model.model.0.lora_B.weight"].item() == case.best
 
 
 def test_a_second_run_starts_afresh_in_its_own_folder(rules, fit, counter, tmp_path) -> None:
@@ -235,22 +206,3 @@ def test_a_change_of_what_is_measured_starts_a_new_reference(
     assert (tmp_path / "best" / "step=000001-v=0.900.ckpt").is_file()
     again, _ = run(7, *CHANGES[change], ckpt_path=last)  # the measure is in the checkpoint
     assert again[0] == expected[0]
-
-
-def test_what_a_killed_run_left_is_removed(fit, counter, watch, tmp_path: Path) -> None:
-    def run(steps: int, **resumed: Any) -> None:
-        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
-        logger = pl.loggers.CSVLogger(tmp_path, version=0)
-        fit(counter(), [watch(A), keeper], max_steps=steps, logger=logger, **resumed)
-
-    run(2)
-    log = tmp_path / "lightning_logs" / "version_0"
-    for folder, name in ((tmp_path / "kept", "last.ckpt"), (log / "samples/score", "step=3.jsonl")):
-        (folder / f".{name}.unfinished").write_text("half of")
-    (tmp_path / "kept" / ".step=3-adapter.unfinished").mkdir()
-    run(4, ckpt_path=str(tmp_path / "kept" / "last.ckpt"))
-    assert list(tmp_path.rglob(".*.unfinished")) == []
-    noted = json.loads((log / "decisions.json").read_text())
-    assert list(noted["folders"]) == ["../../kept"]
-    assert BestRule(**noted["rules"]["BestRule"]) == BestRule("score/v", "max")
-    assert noted["directions"] == {"score/v": "max", "score/fail_rate": "min"}

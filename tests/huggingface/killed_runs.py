@@ -15,13 +15,7 @@ from typing import Any
 
 import torch
 import trainer_runs
-import trl
-from datasets import Dataset
-from transformers import (
-    AutoTokenizer,
-    Trainer,
-    TrainerState,
-)
+from transformers import TrainerState
 
 from ctrlreward.huggingface import (
     GenerationScorer,
@@ -35,15 +29,17 @@ LLAMA = sys.argv[2]
 KILLS = "scoring", "saving"
 PROMPTS = ["ab", "cd", "ef", "fa"]
 AT = 4  # the step at whose evaluation, or checkpoint, a run is killed
-SETTINGS = trainer_runs.SETTINGS | {
+SETTINGS = {
+    **trainer_runs.SAVING,
     "per_device_train_batch_size": 2,
     "per_device_eval_batch_size": 2,
-    "save_strategy": "steps",
-    "save_steps": 1,
     "save_total_limit": 2,
     "load_best_model_at_end": True,
     "learning_rate": 0.05,
     "max_steps": 9,
+    "num_generations": 2,
+    "max_completion_length": 6,
+    "reward_funcs": lambda completions, **_: letters(completions),
 }
 
 
@@ -56,25 +52,10 @@ def length(texts: list[str]) -> list[float]:
     return [float(len(text)) for text in texts]
 
 
-def grpo(folder: Path) -> Trainer:
-    tokenizer = AutoTokenizer.from_pretrained(LLAMA)
-    tokenizer.pad_token = tokenizer.eos_token
-    settings = {**SETTINGS, "output_dir": str(folder), "bf16": False}
-    settings |= {"num_generations": 2, "max_completion_length": 6}
-    return trl.GRPOTrainer(
-        LLAMA,
-        reward_funcs=lambda completions, **_: letters(completions),
-        args=trl.GRPOConfig(**settings),
-        train_dataset=Dataset.from_dict({"prompt": ["ab", "cd", "ef"] * 6}),
-        eval_dataset=Dataset.from_dict({"prompt": ["ab", "cd"]}),
-        processing_class=tokenizer,
-    )
-
-
 def run(folder: Path, kill: str = "") -> None:
     """Train, from the last whole checkpoint if there is one, and write what was decided."""
     torch.manual_seed(0)
-    trainer = grpo(folder)
+    trainer = trainer_runs.tiny_trl(LLAMA, folder, ["ab", "cd", "ef"] * 6, **SETTINGS)
 
     def scored(texts: list[str]) -> list[float]:
         if kill == "scoring" and trainer.state.global_step == AT:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import Scripted
-from trainer_runs import SETTINGS, train
+from trainer_runs import SETTINGS, tiny_trl, train
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -140,34 +140,14 @@ def test_seq2seq(tiny_t5: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["GRPO", "SFT"])
 def test_trl(tiny_llama: Callable[[str], str], tmp_path: Path, kind: str) -> None:
-    import trl
-    from datasets import Dataset
-
-    model = tiny_llama("abcdef")
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.pad_token = tokenizer.eos_token
-    sizes = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2}
-    folder, settings = tmp_path / "run", {**SETTINGS, **SELECTING, **sizes, "bf16": False}
-    settings |= {"output_dir": str(folder), "load_best_model_at_end": True}
+    folder, settings = tmp_path / "run", {**SELECTING, "load_best_model_at_end": True}
+    settings |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2}
+    rows: list[Any] = [{"text": text} for text in ["abcd", "cdab"] * 8]
     if kind == "GRPO":
         settings |= {"num_generations": 2, "max_completion_length": 4}
-        trainer = trl.GRPOTrainer(
-            model,
-            reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
-            args=trl.GRPOConfig(**settings),
-            train_dataset=Dataset.from_dict({"prompt": ["ab", "cd"] * 8}),
-            eval_dataset=Dataset.from_dict({"prompt": ["ab", "cd"]}),
-            processing_class=tokenizer,
-        )
-    else:
-        texts = Dataset.from_dict({"text": ["abcd", "cdab"] * 8})
-        trainer = trl.SFTTrainer(
-            model,
-            args=trl.SFTConfig(**settings),
-            train_dataset=texts,
-            eval_dataset=texts.select(range(2)),
-            processing_class=tokenizer,
-        )
+        settings["reward_funcs"] = lambda completions, **_: [float(len(t)) for t in completions]
+        rows = ["ab", "cd"] * 8
+    trainer = tiny_trl(tiny_llama("abcdef"), folder, rows, kind, **settings)
     best, stop = add_all(trainer, ["ab", "cd"])
     if kind == "GRPO":
         trainer.add_callback(ProxyGuard("reward", "score/a"))

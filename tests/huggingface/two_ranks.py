@@ -8,22 +8,20 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed
 import trainer_runs
-from decision_cases import BY_PROMPT, CASES
+from decision_cases import BY_PROMPT, TABLE
 from fakes import Scripted
 from forked_ranks import on_two_ranks
 from transformers import Trainer, TrainerCallback
 
-from ctrlreward import HeldOutScorer, Samples
+from ctrlreward import Samples
 from ctrlreward.huggingface import RewardCheckpoint, RewardEarlyStopping
 from ctrlreward.huggingface.generation import TrainerGenerator
 from ctrlreward.scorers.base import Scores
-from ctrlreward.selection import BestRule
 
 FOLDER, MODEL = Path(sys.argv[1]), sys.argv[2]
 NAMES = sys.argv[3:]
@@ -39,12 +37,6 @@ class Counting(Scripted):
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         self.scored.append(samples)
         return super().score_samples(samples)
-
-
-class StepOne:
-    """Stands for a trainer at its first step."""
-
-    state = SimpleNamespace(global_step=1)
 
 
 class LogsOwnRank(TrainerCallback):
@@ -101,45 +93,18 @@ def by_vllm() -> list[tuple[str, ...]]:
     return found
 
 
-def plain_loop(rank: int) -> dict[str, Any]:
-    """Score held-out prompts and decide without a trainer, as in a loop with Accelerate."""
-    scorer = Counting(lambda key, step: [0.5, 0.25, 1.0, 0.75, 0.0, 0.25], StepOne(), "max")
-    held_out = HeldOutScorer({"a": scorer["a"]}, ["ab", "cd", "ef"], generations_per_prompt=2)
-    seen: list[str] = []
-
-    def complete(prompts: list[str]) -> list[str]:
-        seen.extend(prompts)
-        return [f" by {rank}" for _ in prompts]
-
-    metrics = held_out.evaluate(complete)
-    rule = BestRule("score/a")
-    state, _ = rule.update(rule.start(), 1, metrics, evidence=held_out.evidence)
-    return {
-        "metrics": metrics,
-        "evidence": {key: row.tolist() for key, row in held_out.evidence.items()},
-        "prompts": seen,
-        "scored": [list(samples.texts) for samples in scorer.scored],
-        "state": state.to_dict(),
-    }
-
-
 def run_all(rank: int) -> None:
     os.environ["RANK"] = str(rank)
     torch.set_num_threads(1)
-    seen: dict[str, Any] = {"means": {}, "prompts": {}, "differs": differs_by_rank()}
-
-    def finish(name: str) -> None:
+    seen: dict[str, Any] = {"cases": {}, "differs": differs_by_rank(), "vllm": by_vllm()}
+    for given in NAMES:
+        name, cut = given.split(":")
+        case = (TABLE | BY_PROMPT)[name]
+        seen["cases"][name] = trainer_runs.run_case(case, int(cut), maker("run"))
         torch.distributed.barrier()
         if rank == 0:
-            shutil.rmtree(FOLDER / name, ignore_errors=True)
-
-    for name in filter(CASES.__contains__, NAMES):
-        seen["means"][name] = trainer_runs.run_by_means(CASES[name], maker("run"))
-        finish("run")
-    for name in filter(BY_PROMPT.__contains__, NAMES):
-        seen["prompts"][name] = trainer_runs.run_by_prompt(BY_PROMPT[name], maker("run"))
-        finish("run")
-    seen |= {"loop": plain_loop(rank), "vllm": by_vllm()}
+            shutil.rmtree(FOLDER / "run")
+        torch.distributed.barrier()
     (FOLDER / f"rank{rank}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ import torch
 from lightning_choice import MisconfigurationException, RewardShaping, quiet_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import AutoTokenizer
+from trainer_runs import tiny_trl
 from tuner_records import learned, logged
 
 from ctrlreward import Reward, Samples
@@ -45,65 +44,39 @@ def advantages(table: list[list[float]], scale: str = "components") -> Tensor:
 # TRL
 
 
-@pytest.fixture
-def of_trl(tiny_llama: Callable[[str], str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Return a function that makes one step of TRL's trainer on a table of rewards."""
-    trl = pytest.importorskip("trl")
-    from datasets import Dataset
+def test_decoupled_advantages_and_the_share_without_signal_are_trls(
+    tiny_llama: Callable[[str], str], tmp_path: Path
+) -> None:
+    """A step of its trainer on the table of rewards."""
 
-    def run(table: list[list[float]], **options: Any) -> dict[str, Any]:
-        folder = tiny_llama("abcdef")
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        tokenizer.pad_token = tokenizer.eos_token
+    def column(k: int) -> Callable[..., list[float]]:
+        function = lambda completions, **_: [row[k] for row in TABLE]  # noqa: E731
+        function.__name__ = f"column_{k}"
+        return function
 
-        def column(k: int) -> Callable[..., list[float | None]]:
-            values = [None if math.isnan(row[k]) else row[k] for row in table]
-            function = lambda completions, **_: values  # noqa: E731
-            function.__name__ = f"column_{k}"
-            return function
-
-        trainer = trl.GRPOTrainer(
-            folder,
-            reward_funcs=[column(0), column(1)],
-            args=trl.GRPOConfig(
-                output_dir=str(tmp_path),
-                max_steps=1,
-                logging_steps=1,
-                per_device_train_batch_size=len(table),
-                num_generations=4,
-                max_completion_length=3,
-                reward_weights=list(WEIGHTS),
-                report_to="none",
-                use_cpu=True,
-                bf16=False,
-                disable_tqdm=True,
-                save_strategy="no",
-                **options,
-            ),
-            train_dataset=Dataset.from_dict({"prompt": ["ab", "cd", "ef"] * 4}),
-            processing_class=tokenizer,
-        )
-        trainer.train()
-        return {
-            "advantages": torch.tensor(list(trainer._logs["advantages"]), dtype=torch.float64),
-            "zero": trainer.state.log_history[0]["frac_reward_zero_std"],
-        }
-
-    return run
-
-
-def test_decoupled_advantages_are_trls(of_trl: Callable[..., dict[str, Any]]) -> None:
-    theirs = of_trl(TABLE, multi_objective_aggregation="normalize_then_sum")["advantages"]
+    trainer = tiny_trl(
+        tiny_llama("abcdef"),
+        tmp_path,
+        ["ab", "cd", "ef"] * 4,
+        reward_funcs=[column(0), column(1)],
+        eval_strategy="no",
+        max_steps=1,
+        per_device_train_batch_size=len(TABLE),
+        num_generations=4,
+        max_completion_length=3,
+        reward_weights=list(WEIGHTS),
+        multi_objective_aggregation="normalize_then_sum",
+    )
+    trainer.train()
+    theirs = torch.tensor(list(trainer._logs["advantages"]), dtype=torch.float64)
     torch.testing.assert_close(advantages(TABLE), theirs, rtol=1e-5, atol=1e-5)
     assert theirs[:8].abs().min() > 0.01
+    totals = torch.tensor(TABLE, dtype=torch.float64) @ torch.tensor(WEIGHTS, dtype=torch.float64)
+    silent = zero_signal(totals, torch.arange(12) // 4).double().mean().item()
+    logged = trainer.state.log_history[0]["frac_reward_zero_std"]
+    assert silent == pytest.approx(logged, abs=1e-6) == pytest.approx(1 / 3)
     summed = advantages(TABLE, "group")
     assert (summed - theirs).abs().max() > 0.3  # the wider component rules the sum
-
-
-def test_the_share_without_signal_is_trls(of_trl: Callable[..., dict[str, Any]]) -> None:
-    totals = torch.tensor(TABLE, dtype=torch.float64) @ torch.tensor(WEIGHTS, dtype=torch.float64)
-    ours = zero_signal(totals, torch.arange(12) // 4).double().mean().item()
-    assert ours == pytest.approx(of_trl(TABLE)["zero"], abs=1e-6) == pytest.approx(1 / 3)
 
 
 # In a step

@@ -191,14 +191,15 @@ def test_a_space_that_ends_a_prompt_belongs_to_the_completion(tuner, share, tiny
     assert scored.prefixes == scored.prompts == ("The food ",) * 4
 
 
-# Encoder-decoders
+# Learning
 
 
-@pytest.mark.parametrize("family", ["t5", "bart"])
-def test_three_steps_raise_a_planted_reward_of_the_completions_alone(
-    tuner, fit, share, tiny_seq2seq, family: str
+@families
+def test_few_steps_raise_a_planted_reward_of_the_completions_alone(
+    tuner, fit, share, folder, tiny_seq2seq, family: str
 ) -> None:
-    module = tuner(model=tiny_seq2seq(family), learning_rate=0.05, num_generations=16, beta=0.0)
+    model = folder if family == "llama" else tiny_seq2seq(family)
+    module = tuner(model=model, learning_rate=0.05, num_generations=16, beta=0.0)
 
     def share_of_a() -> float:
         torch.manual_seed(2)
@@ -208,7 +209,8 @@ def test_three_steps_raise_a_planted_reward_of_the_completions_alone(
     pl.seed_everything(0, verbose=False)
     module.configure_model()
     before = share_of_a()
-    fit(module, 3, batch=Samples([""] * 3, prefixes=[""] * 3, prompts=["abc", "cd", "f"]))
+    fit(module, 5, batch=Samples([""] * 3, prefixes=[""] * 3, prompts=["abc", "cd", "f"]))
     assert share_of_a() > before + 0.1
     texts = {text for samples in share.scored for text in samples.texts}
     assert all(len(text) <= 6 and set(text) <= set("abcdef?") for text in texts)
+    assert share.releases == 1  # when the run ended

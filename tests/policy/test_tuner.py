@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -118,22 +117,6 @@ def test_dropout_of_the_adapter_is_on_in_the_loss_alone(tuner) -> None:
     assert not modes[-1]
 
 
-def test_the_reference_is_computed_while_the_reward_is_scored(tuner) -> None:
-    asked, computed = threading.Event(), threading.Event()
-
-    def waiting(texts: list[str]) -> list[float]:
-        asked.set()
-        assert computed.wait(60)
-        return [float(text.count("a")) for text in texts]
-
-    module = tuner(reward=waiting)
-    module.configure_model()
-    module.policy.register_forward_hook(lambda *_: asked.wait(60) and computed.set())
-    rollout = module.rollout
-    module.rollout = lambda *a: (asked.set(), rollout(*a), asked.clear(), computed.clear())[1]
-    assert torch.isfinite(step(module))
-
-
 def test_a_batch_in_which_all_samples_failed_is_an_error(tuner, share) -> None:
     share.score_samples = lambda samples: {"share": [math.nan] * len(samples)}
     with pytest.raises(RuntimeError, match="all 12 samples"):
@@ -157,19 +140,6 @@ def test_a_stop_token_ends_completions_and_is_removed(tuner) -> None:
 
 
 # Whole runs
-
-
-def test_learns_to_say_a(tuner, fit, share) -> None:
-    module = tuner(learning_rate=0.03, num_generations=8, beta=0.0)
-    pl.seed_everything(1, verbose=False)
-    rewards: list[float] = []
-    module.on_train_batch_end = lambda *_: rewards.append(
-        module.trainer.callback_metrics["reward/total"].item()
-    )
-    fit(module, 30)
-    assert rewards[0] < 0.2
-    assert sum(rewards[-5:]) / 5 > 0.8
-    assert share.releases == 1  # when the run ended
 
 
 def on(*modules: str, **options: Any) -> LoRA:

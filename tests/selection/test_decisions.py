@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from decision_cases import BY_PROMPT, CASES, TABLE, ByPrompt, Case, HandDriven
+from decision_cases import BY_PROMPT, TABLE, ByPrompt, Case, HandDriven
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("case", TABLE.values(), ids=TABLE.keys())
 def test_rules_decide_as_the_table_says(case: Case) -> None:
-    states = HandDriven(case).play(case.resume).states
+    states = HandDriven(case).play().states
     stop = case.stop if case.reason else -1
     assert (states["stop"].stopped_step, states["stop"].stopped_by) == (stop, case.reason)
     assert set(states["best"].kept) == case.best
