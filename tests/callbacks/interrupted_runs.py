@@ -1,7 +1,7 @@
 """Script of test_interruptions.py: a run that is interrupted.
 
 `python interrupted_runs.py HOW FOLDER`, where `HOW` is raise, sigterm or sigkill; on two ranks,
-"kill the other rank" or "kill the scoring rank".
+"kill the scoring rank".
 """
 
 from __future__ import annotations
@@ -116,16 +116,14 @@ def kill_while_saving() -> None:
 
 
 def fit_a_rank(number: int) -> None:
-    how, folder = sys.argv[1], Path(sys.argv[2])
+    folder = Path(sys.argv[2])
     os.dup2(os.open(folder / f"rank{number}", os.O_CREAT | os.O_WRONLY), 2)
-    module = Module()
-    module.interrupt = kill if how == "kill the other rank" and number == 1 else None
-    Slow.kills = how == "kill the scoring rank"
-    fit(folder, Slow, module, devices=2, strategy="ddp")
+    Slow.kills = True
+    fit(folder, Slow, devices=2, strategy="ddp")
 
 
 def main(how: str, folder: Path) -> None:
-    if how.startswith("kill"):
+    if how == "kill the scoring rank":
         on_two_ranks(fit_a_rank)
         return
     if how == "sigkill":

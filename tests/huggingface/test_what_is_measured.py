@@ -74,26 +74,29 @@ WITH_TOOLS: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("tools", "more", "expected"), WITH_TOOLS)
-def test_tools_of_a_prompt_are_rendered_as_in_training(
-    make_trainer: Callable[..., Trainer], tools: Any, more: dict[str, Any], expected: str
-) -> None:
-    tokenizer: Any = make_trainer().processing_class
+def reading(trainer: Trainer, samples: Any, **more: Any) -> TrainerGenerator:
+    """Return the generator of a trainer whose tokenizer has `TEMPLATE`."""
+    tokenizer: Any = trainer.processing_class
     tokenizer.chat_template = TEMPLATE
-    trainer = SimpleNamespace(processing_class=tokenizer, model=None, **more)
-    generator = TrainerGenerator(trainer, [{"prompt": ASKED, "tools": tools}])
-    assert generator.samples.as_prompts().prompts == (expected,)
+    return TrainerGenerator(
+        SimpleNamespace(processing_class=tokenizer, model=None, **more), samples
+    )
+
+
+def test_tools_of_a_prompt_are_rendered_as_in_training(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    trainer = make_trainer()
+    for tools, more, expected in WITH_TOOLS:
+        generator = reading(trainer, [{"prompt": ASKED, "tools": tools}], **more)
+        assert generator.samples.as_prompts().prompts == (expected,)
 
 
 @pytest.mark.parametrize("case", RENDERED)
 def test_scores_read_what_the_reward_reads(make_trainer: Callable[..., Trainer], case: str) -> None:
     functions, prompt, more, expected = RENDERED[case]
-    tokenizer: Any = make_trainer().processing_class
-    tokenizer.chat_template = TEMPLATE
-    trainer = SimpleNamespace(
-        processing_class=tokenizer, model=None, reward_funcs=functions, **more
-    )
-    generator = TrainerGenerator(trainer, {"prompt": [prompt, prompt]})
+    given = {"prompt": [prompt, prompt]}
+    generator = reading(make_trainer(), given, reward_funcs=functions, **more)
     read = generator.samples.as_prompts()
     assert read.prompts is not None
     scored = generator.as_scored(read.completed(["!", "!"]))
