@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -189,7 +188,9 @@ def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
     """Under manual optimisation with several updates per batch, too, and across a resume."""
 
     class Manual(counter):
-        last_rollout = None
+        """Has rollouts, one text of each without a reward, but none in its first batch."""
+
+        last_rollout: tuple[Samples, RewardBatch] | None = None
 
         def __init__(self) -> None:
             super().__init__()
@@ -201,14 +202,18 @@ def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
                 self.optimizers().zero_grad()
                 self.manual_backward(-self.weight)
                 self.optimizers().step()
-            self.last_rollout = (held_out, rewards)
+            if batch_idx > 0:
+                total = np.array([float(batch_idx), np.nan, 0.5])
+                reasons = {"v": [f"why {i}" for i in range(3)]}
+                rewards = RewardBatch(total, {"v": 2 * total}, np.isnan(total), 0.0, reasons)
+                self.last_rollout = (held_out, rewards)
             return super().training_step(batch, batch_idx) if updates == 1 else None
 
     def train(batches: int, ckpt_path: str | None) -> None:
         keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), save_top_k=-1)
         fit(
             Manual(),
-            [watch([0.1 * i for i in range(20)]), keeper, RolloutSamples(every_n_batches=1)],
+            [watch([0.1 * i for i in range(20)]), keeper, RolloutSamples(every_n_batches=2)],
             logger=[HistoryLogger(str(tmp_path)), CSVLogger(tmp_path, "csv", version=batches)],
             log_every_n_steps=1,
             max_steps=batches * updates,
@@ -216,8 +221,8 @@ def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
             ckpt_path=ckpt_path,
         )
 
-    total = np.zeros(len(held_out))
-    rewards = RewardBatch(total, {"v": total}, total > 0, 0.0)
+    fit(Manual(), [RolloutSamples(1)], fast_dev_run=3, max_steps=-1)
+    assert not (tmp_path / "samples").exists()
     train(4, None)
     train(6, "last")
     ends = [2 * updates, 4 * updates, 6 * updates]
@@ -233,37 +238,11 @@ def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
     trained = {row["step"]: row["before_update"] for row in rows if "before_update" in row}
     assert trained == {updates * (i + 1): float(updates * i) for i in range(6)}
     files = sorted((tmp_path / "samples" / "rollout").iterdir())
-    assert [int(path.stem[5:]) for path in files] == list(trained)
-
-
-# Rollouts
-
-
-@pytest.mark.lightning
-def test_every_nth_rollout_is_written(fit, counter, tmp_path) -> None:
-    class Writer(counter):
-        """Module with three texts per step, the second one without a reward; none at first."""
-
-        last_rollout: tuple[Samples, RewardBatch] | None = None
-
-        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-            if batch_idx > 0:
-                total = np.array([float(batch_idx), np.nan, 0.5])
-                samples = Samples([f"text {i} of {batch_idx}" for i in range(3)])
-                reasons = {"v": [f"why {i}" for i in range(3)]}
-                rewards = RewardBatch(total, {"v": 2 * total}, np.isnan(total), 0.0, reasons)
-                self.last_rollout = (samples, rewards)
-            return super().training_step(batch, batch_idx)
-
-    folder = tmp_path / "samples" / "rollout"
-    fit(Writer(), [RolloutSamples(1)], fast_dev_run=True)
-    assert not folder.exists()
-    fit(Writer(), [RolloutSamples(every_n_batches=3)], max_steps=8)
-    assert sorted(os.listdir(folder)) == ["step=000004.jsonl", "step=000007.jsonl"]
-    samples, scores, _, reasons, _ = read_scored_file(folder / "step=000007.jsonl")
-    assert samples.texts == ("text 0 of 6", "text 1 of 6", "text 2 of 6")
-    np.testing.assert_array_equal(scores["total"], [6.0, np.nan, 0.5])
-    np.testing.assert_array_equal(scores["v"], [12.0, np.nan, 1.0])
+    assert [int(path.stem[5:]) for path in files] == [3 * updates, 5 * updates]
+    samples, scores, _, reasons, _ = read_scored_file(files[1])
+    assert samples.texts == held_out.texts
+    np.testing.assert_array_equal(scores["total"], [4.0, np.nan, 0.5])
+    np.testing.assert_array_equal(scores["v"], [8.0, np.nan, 1.0])
     assert reasons == {"v": ["why 0", "why 1", "why 2"]}
     with pytest.raises(MisconfigurationException, match="Counter"):
         fit(counter(), [RolloutSamples()])
