@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,22 @@ def test_dropout_of_the_adapter_is_on_in_the_loss_alone(tuner) -> None:
     assert sum(modes) == 1
     assert not modes[0]
     assert not modes[-1]
+
+
+def test_the_reference_is_computed_while_the_reward_is_scored(tuner) -> None:
+    asked, computed = threading.Event(), threading.Event()
+
+    def waiting(texts: list[str]) -> list[float]:
+        asked.set()
+        assert computed.wait(60)
+        return [float(text.count("a")) for text in texts]
+
+    module = tuner(reward=waiting)
+    module.configure_model()
+    module.policy.register_forward_hook(lambda *_: asked.wait(60) and computed.set())
+    rollout = module.rollout
+    module.rollout = lambda *a: (asked.set(), rollout(*a), asked.clear(), computed.clear())[1]
+    assert torch.isfinite(step(module))
 
 
 def test_a_batch_in_which_all_samples_failed_is_an_error(tuner, share) -> None:
