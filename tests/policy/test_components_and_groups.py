@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,29 +55,33 @@ def test_decoupled_advantages_and_the_share_without_signal_are_trls(
         function.__name__ = f"column_{k}"
         return function
 
-    trainer = tiny_trl(
-        tiny_llama("abcdef"),
-        tmp_path,
-        ["ab", "cd", "ef"] * 4,
-        reward_funcs=[column(0), column(1)],
-        eval_strategy="no",
-        max_steps=1,
-        per_device_train_batch_size=len(TABLE),
-        num_generations=4,
-        max_completion_length=3,
-        reward_weights=list(WEIGHTS),
-        multi_objective_aggregation="normalize_then_sum",
-    )
-    trainer.train()
+    def stepped(**options: Any) -> Any:
+        trainer = tiny_trl(
+            tiny_llama("abcdef"),
+            tmp_path,
+            ["ab", "cd", "ef"] * 4,
+            reward_funcs=[column(0), column(1)],
+            eval_strategy="no",
+            max_steps=1,
+            per_device_train_batch_size=len(TABLE),
+            num_generations=4,
+            max_completion_length=3,
+            reward_weights=list(WEIGHTS),
+            **options,
+        )
+        trainer.train()
+        return trainer
+
+    trainer = stepped(multi_objective_aggregation="normalize_then_sum")
     theirs = torch.tensor(list(trainer._logs["advantages"]), dtype=torch.float64)
     torch.testing.assert_close(advantages(TABLE), theirs, rtol=1e-5, atol=1e-5)
     assert theirs[:8].abs().min() > 0.01
-    totals = torch.tensor(TABLE, dtype=torch.float64) @ torch.tensor(WEIGHTS, dtype=torch.float64)
-    silent = zero_signal(totals, torch.arange(12) // 4).double().mean().item()
-    logged = trainer.state.log_history[0]["frac_reward_zero_std"]
-    assert silent == pytest.approx(logged, abs=1e-6) == pytest.approx(1 / 3)
     summed = advantages(TABLE, "group")
     assert (summed - theirs).abs().max() > 0.3  # the wider component rules the sum
+    totals = torch.tensor(TABLE, dtype=torch.float64) @ torch.tensor(WEIGHTS, dtype=torch.float64)
+    silent = zero_signal(totals, torch.arange(12) // 4).double().mean().item()
+    logged = stepped().state.log_history[0]["frac_reward_zero_std"]
+    assert silent == pytest.approx(logged, abs=1e-6) == pytest.approx(1 / 3)
 
 
 # In a step
