@@ -17,7 +17,6 @@ from torchmetrics import MetricCollection
 
 from ctrlreward import Samples
 from ctrlreward.adapters.torchmetrics import FailRate, ScoreMean, ScoreOfAll
-from ctrlreward.scorers import FunctionScorer
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 
@@ -80,29 +79,6 @@ def test_forward_accumulates_and_copies_share_only_the_scorer(letters, kinds) ->
         assert pickle.loads(pickle.dumps(copy)).compute() == copy.compute() == 1.0
         metric.update(Samples(["f"]))
         assert math.isnan(metric.compute())
-
-
-def share(texts: list[str], labels: list[str]) -> list[float]:
-    """The share of "a" in a text, where its label is "counted"."""
-    rows = zip(texts, labels, strict=True)
-    return [t.count("a") / len(t) if label == "counted" else math.nan for t, label in rows]
-
-
-def test_a_scorer_with_one_score_and_texts_with_columns_as_keywords() -> None:
-    scorer = FunctionScorer(share, pointwise=True)
-    metrics = MetricCollection(
-        {
-            "mean": ScoreMean(scorer),
-            "fail_rate": FailRate(scorer["share"]),
-            "of_all": ScoreOfAll(scorer),
-        }
-    )
-    metrics.update(["ab"], labels="counted", ids=[7])
-    metrics.update(["aaab", "b"], labels=["counted", "no"], ids=[3, 5])
-    metrics.update([{"text": "ab", "label": "counted"}], ids=[7])  # repeated by a sampler
-    values = {name: value.item() for name, value in metrics.compute().items()}
-    assert values == {"mean": (0.5 + 0.75 + 0.5) / 3, "fail_rate": 0.25, "of_all": 0.625}
-    assert ScoreMean(scorer)({"texts": ["a"]}, labels="counted") == 1.0  # forward
 
 
 class Scored(pl.LightningModule):
