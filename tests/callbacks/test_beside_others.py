@@ -84,7 +84,7 @@ def test_callbacks_of_lightning_do_the_same(place: str, run, tmp_path: Path) -> 
         theirs = [
             pl.callbacks.EarlyStopping("val_loss", patience=3),
             ModelCheckpoint(folder / "theirs", NAME, monitor="val_loss", save_top_k=2),
-            pl.callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=3),
+            pl.callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=4),
         ]
         trainer, module = run(folder, theirs, where)
         facts.append(
