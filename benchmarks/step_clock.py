@@ -1,4 +1,4 @@
-"""Clocks of training steps and their phases, of trainers of Lightning and of transformers."""
+"""Clock of the steps of a `PolicyTuner` and their phases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from transformers import TrainerCallback
 
 
 def now() -> float:
@@ -18,7 +17,7 @@ def now() -> float:
     return time.perf_counter()
 
 
-class Clock:
+class LightningClock(pl.Callback):
     """Seconds of each step, of its sampling and of its reward; tokens per step."""
 
     def __init__(self) -> None:
@@ -28,26 +27,13 @@ class Clock:
         self.tokens: list[float] = []
         self.started = 0.0
 
-
-class LightningClock(Clock, pl.Callback):
-    """The same, of a `PolicyTuner`, which logs the shares of sampling and reward."""
-
     def on_train_batch_start(self, *args: Any) -> None:
         self.started = now()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Read the shares of sampling and reward that the module logs."""
         seconds, logged = now() - self.started, trainer.callback_metrics
         self.step.append(seconds)
         self.sampling.append(seconds * float(logged["time/rollout_share"]))
         self.reward.append(seconds * float(logged["time/reward_share"]))
         self.tokens.append(float(logged["rollout/tokens_per_second"]) * self.sampling[-1])
-
-
-class TransformersClock(Clock, TrainerCallback):
-    """The same, of a trainer of transformers. The step ends when the optimizer has moved."""
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.started = now()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.step.append(now() - self.started)

@@ -13,23 +13,6 @@ from ctrlreward.recipes.data_sets import local_file
 # Letters and digits, with apostrophes and hyphens inside; punctuation is not a word.
 WORD = re.compile(r"\w+(?:['’\-]\w+)*|'\w+")
 
-# Marks as WikiText and novels have them, in the order of their normalization. Apostrophes that
-# begin a word: 'em, 'tis, 'twas, 's.
-_CLITIC = r"(?:[Ee]m|[Tt]is|[Tt]w\w+|[Uu]n|[Uu]d|ll|s|d|re|ve|m)\b"
-_MARKS = [
-    (re.compile(r" ?@([-,.])@ ?"), r"\1"),
-    (re.compile(r"[“”]|``|''"), '"'),
-    (re.compile(r"[‘’]"), "'"),
-    (re.compile(r"--+|[–—]"), " - "),
-    (re.compile(r"\b_|_\b"), ""),
-    (re.compile(r"\s+"), " "),
-    (re.compile(r"(?<!\S)\" ([^\"]*) \"(?!\S)"), r'"\1"'),
-    (re.compile(r" ([.,!?;:])(?![^\s\"])"), r"\1"),
-    # Single quotation marks, but neither apostrophes nor clitics.
-    (re.compile(r"(?<=[.,!?;:…-])'(?!\w)"), '"'),
-    (re.compile(rf"(?<![\w'])'(?!{_CLITIC})(?=\w)"), '"'),
-]
-
 
 def sample_texts(
     files: Sequence[str],
@@ -95,10 +78,3 @@ def read_lines(files: Iterable[str]) -> Iterator[str]:
 def matching_key(text: str) -> str:
     """Return a form of the text that is equal for texts that differ only in case and spacing."""
     return " ".join(split_words(text))
-
-
-def plain_marks(text: str) -> str:
-    """Return a paragraph of a novel or WikiText with plain quotation marks, dashes and spaces."""
-    for pattern, replacement in _MARKS:
-        text = pattern.sub(replacement, text)
-    return text.strip()

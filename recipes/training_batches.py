@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
@@ -67,9 +67,10 @@ class ResumableLoader(DataLoader[Batch]):
 
 
 class PromptBatches(pl.LightningDataModule):
-    """Batches of prompts, reshuffled after every pass. Subclasses define `read_prompts`.
+    """Batches of prompts, reshuffled after every pass.
 
     Args:
+        read_prompts: Returns all prompts; called in `setup`, when the models exist.
         batch_size: Prompts per step.
         steps: Number of batches; the trainer's `max_steps` may stop earlier.
         seed: Seed of the order.
@@ -77,14 +78,16 @@ class PromptBatches(pl.LightningDataModule):
     """
 
     def __init__(
-        self, batch_size: int, steps: int, seed: int, models: Sequence[TrainedFirst] = ()
+        self,
+        read_prompts: Callable[[], Samples],
+        batch_size: int,
+        steps: int,
+        seed: int,
+        models: Sequence[TrainedFirst] = (),
     ) -> None:
         super().__init__()
+        self.read_prompts = read_prompts
         self.batch_size, self.steps, self.seed, self.models = batch_size, steps, seed, models
-
-    def read_prompts(self) -> Samples:
-        """Return all prompts."""
-        raise NotImplementedError
 
     def prepare_data(self) -> None:
         """Train the models that do not exist yet."""

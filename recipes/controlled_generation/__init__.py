@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -92,12 +93,8 @@ class PromptData(PromptBatches):
         steps: int = 1000,
         seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, steps, seed)
-        self.prompts = build_prompts(prefixes, labels, template)
-
-    def read_prompts(self) -> Samples:
-        """Return a prompt of each label for each prefix."""
-        return self.prompts
+        prompts = partial(build_prompts, prefixes, labels, template)
+        super().__init__(prompts, batch_size, steps, seed)
 
 
 class SeveralRelevances(CompositeScorer, TaskScorer):

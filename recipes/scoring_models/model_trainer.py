@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -54,9 +55,9 @@ class ModelTrainer(pl.LightningModule, Generic[Data]):
         super().__init__()
         self.folder = Path(folder).expanduser()
 
+    @abstractmethod
     def write_model(self, folder: Path) -> dict[str, Any]:
         """Write the model to an empty folder, and return the content of its `evaluation.json`."""
-        raise NotImplementedError
 
     @property
     def data(self) -> Data:

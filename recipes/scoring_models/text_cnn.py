@@ -7,6 +7,7 @@ Copy this file to change them.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -140,9 +141,9 @@ class SentenceClassifierTrainer(ModelTrainer[SentenceData]):
         values = {"val_loss": loss, "val_accuracy": hits.float().mean()}
         self.log_dict(values, prog_bar=True, batch_size=len(batch), sync_dist=True)
 
+    @abstractmethod
     def _loss_and_hits(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
         """Return the mean loss, and for each sentence whether it is classified correctly."""
-        raise NotImplementedError
 
 
 class TextCNNTrainer(SentenceClassifierTrainer):

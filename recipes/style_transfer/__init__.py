@@ -126,12 +126,7 @@ class TransferData(PromptBatches):
         seed: int = 0,
         models: Sequence[TrainedFirst] = (),
     ) -> None:
-        super().__init__(batch_size, steps, seed, models)
-        self.sentences = sentences
-
-    def read_prompts(self) -> Samples:
-        """Read the files."""
-        return self.sentences.prompts()
+        super().__init__(sentences.prompts, batch_size, steps, seed, models)
 
 
 def transfer_reward(weights: dict[str, float], scoring_models: ScoringModels) -> Reward:

@@ -104,14 +104,10 @@ class PairData(PromptBatches):
         seed: int = 0,
         models: Sequence[TrainedFirst] = (),
     ) -> None:
-        super().__init__(batch_size, steps, seed, models)
+        super().__init__(pairs.samples, batch_size, steps, seed, models)
         self.pairs = pairs
 
     def prepare_data(self) -> None:
         """Train the models that do not exist yet, and make the pairs."""
         super().prepare_data()
         self.pairs.make()
-
-    def read_prompts(self) -> Samples:
-        """Read the pairs."""
-        return self.pairs.samples()

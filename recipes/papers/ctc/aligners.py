@@ -6,7 +6,8 @@ is a plain transformers model, which `Alignment` loads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
@@ -18,7 +19,7 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.nn import ModuleList
 from torch.nn.functional import cross_entropy, mse_loss
-from torchmetrics import MeanSquaredError, MetricCollection, PearsonCorrCoef
+from torchmetrics import MeanSquaredError, Metric, MetricCollection, PearsonCorrCoef
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -67,9 +68,10 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
             uses `ENGLISH_STOP_WORDS`.
     """
 
-    # Of a subclass: the metric that selects the model, and its mode; the class of the model, and
-    # its head.
+    # Of a subclass: the metric that selects the model, and its mode; all metrics of a validation;
+    # the class of the model, and its head.
     selected_by: ClassVar[tuple[str, Literal["min", "max"]]]
+    measures: ClassVar[Mapping[str, type[Metric]]]
     auto_class: ClassVar[Any]
     head: ClassVar[dict[str, Any]]
 
@@ -92,16 +94,6 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
         self.learning_rate, self.layers, self.frozen_layers = learning_rate, layers, frozen_layers
         self.target, self.stop_words = target, read_stop_words(stop_words)
 
-    def new_metrics(self) -> MetricCollection:
-        """Return the metrics of a validation."""
-        raise NotImplementedError
-
-    def loss(
-        self, encoded: list[EncodedPair], batch: list[AlignmentPair], inputs: dict[str, Tensor]
-    ) -> Tensor:
-        """Return the mean loss of encoded pairs, from pairs and padded inputs."""
-        raise NotImplementedError
-
     def configure_model(self) -> None:
         """Load the encoder once; Lightning calls this before each fit and each validation."""
         if "model" in dict(self.named_children()):
@@ -121,7 +113,7 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
             drop_layers(self.model, self.layers, self.encoder)
         if self.frozen_layers:
             freeze_layers(self.model, self.frozen_layers)
-        self.metrics = self.new_metrics()
+        self.metrics = MetricCollection({name: kind() for name, kind in self.measures.items()})
         self.limit = max_tokens(self.tokenizer, config)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -175,6 +167,12 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
         inputs = pad_pairs(encoded, self.tokenizer.pad_token_id or 0, self.device)
         return self.loss(encoded, batch, inputs)
 
+    @abstractmethod
+    def loss(
+        self, encoded: list[EncodedPair], batch: list[AlignmentPair], inputs: dict[str, Tensor]
+    ) -> Tensor:
+        """Return the mean loss of encoded pairs, from pairs and padded inputs."""
+
 
 class TokenAlignerTrainer(AlignerTrainer):
     """Trainer of D: whether b supports each word of a, by cross-entropy; see `AlignerTrainer`.
@@ -184,15 +182,12 @@ class TokenAlignerTrainer(AlignerTrainer):
     """
 
     selected_by = ("val_f1_hallucinated", "max")
+    measures: ClassVar = {"val_f1_hallucinated": BinaryF1Score, "val_auc": BinaryAUROC}
     auto_class = AutoModelForTokenClassification
     head: ClassVar = {
         "id2label": {0: "hallucinated", 1: ALIGNED},
         "label2id": {"hallucinated": 0, ALIGNED: 1},
     }
-
-    def new_metrics(self) -> MetricCollection:
-        """Return F1 and AUROC of the probability that a word is hallucinated."""
-        return MetricCollection({"val_f1_hallucinated": BinaryF1Score(), "val_auc": BinaryAUROC()})
 
     def loss(
         self, encoded: list[EncodedPair], batch: list[AlignmentPair], inputs: dict[str, Tensor]
@@ -214,12 +209,9 @@ class RegressionAlignerTrainer(AlignerTrainer):
     """
 
     selected_by = ("val_loss", "min")
+    measures: ClassVar = {"val_mse": MeanSquaredError, "val_pearson": PearsonCorrCoef}
     auto_class = AutoModelForSequenceClassification
     head: ClassVar = {"num_labels": 1, "problem_type": "regression"}
-
-    def new_metrics(self) -> MetricCollection:
-        """Return the squared error and Pearson correlation of the predictions."""
-        return MetricCollection({"val_mse": MeanSquaredError(), "val_pearson": PearsonCorrCoef()})
 
     def loss(
         self, encoded: list[EncodedPair], batch: list[AlignmentPair], inputs: dict[str, Tensor]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import logging
 import math
 import random
 import re
@@ -35,19 +34,16 @@ from ctrlreward.models.batching import Ids, run_batched
 from ctrlreward.models.loading import load_frozen, load_tokenizer
 from ctrlreward.models.sentences import split_sentences
 from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
-from ctrlreward.models.tokenization import max_tokens, start_token
+from ctrlreward.models.tokenization import start_token
 from ctrlreward.progress import track
 from ctrlreward.recipes.text_files import (
     WORD,
     matching_key,
-    plain_marks,
     read_held_out,
     read_lines,
     sample_texts,
 )
 from ctrlreward.scorers.alignment import SEPARATOR
-
-log = logging.getLogger(__name__)
 
 Span = tuple[int, int]  # first character, and the one after the last
 Fillings = tuple[str, ...]
@@ -339,8 +335,31 @@ def sample_rows(
 # Passages of running text, and pairs of a few sentences with the rest of their passage
 
 _NAME = r"[A-Z]\w*(?:['’\-]\w+)*"
+# Marks of WikiText, in the order of their normalization, and apostrophes that begin a word: 'em,
+# 'tis, 'twas, 's.
+_CLITIC = r"(?:[Ee]m|[Tt]is|[Tt]w\w+|[Uu]n|[Uu]d|ll|s|d|re|ve|m)\b"
+_MARKS = [
+    (re.compile(r" ?@([-,.])@ ?"), r"\1"),
+    (re.compile(r"[“”]|``|''"), '"'),
+    (re.compile(r"[‘’]"), "'"),
+    (re.compile(r"--+|[–—]"), " - "),
+    (re.compile(r"\s+"), " "),
+    (re.compile(r"(?<!\S)\" ([^\"]*) \"(?!\S)"), r'"\1"'),
+    (re.compile(r" ([.,!?;:])(?![^\s\"])"), r"\1"),
+    # Single quotation marks, but neither apostrophes nor clitics.
+    (re.compile(r"(?<=[.,!?;:…-])'(?!\w)"), '"'),
+    (re.compile(rf"(?<![\w'])'(?!{_CLITIC})(?=\w)"), '"'),
+]
+
 # Units of replacement: names in a row, a number, or a word.
 _UNIT = re.compile(rf"{_NAME}(?: {_NAME})*|\d[\d,.]*\d|{WORD.pattern}")
+
+
+def plain_marks(text: str) -> str:
+    """Return a paragraph of WikiText with plain quotation marks, dashes and spaces."""
+    for pattern, replacement in _MARKS:
+        text = pattern.sub(replacement, text)
+    return text.strip()
 
 
 def paragraphs(text: str) -> Iterator[str]:
@@ -535,7 +554,6 @@ class SpanFiller:
     ) -> None:
         self.model = load_frozen(AutoModelForCausalLM, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
-        self.limit = max_tokens(self.tokenizer, self.model.config)
         self.options: GenerationConfig = copy.deepcopy(self.model.generation_config)
         sampling = {"do_sample": True, "num_beams": 1, "top_k": 0, "num_return_sequences": 1}
         self.options.update(temperature=temperature, top_p=top_p, **sampling)
@@ -573,24 +591,17 @@ class SpanFiller:
         return [tuple(row) if all(row) else None for row in filled]
 
     def complete(self, prompts: Sequence[str], new_tokens: Sequence[int]) -> list[str]:
-        """Continue each prompt, as the start of a document; "" for one that is too long."""
+        """Continue each prompt, as the start of a document."""
         start, encode = start_token(self.tokenizer), self.tokenizer
         rows = [(*start, *encode(text, add_special_tokens=False).input_ids) for text in prompts]
-        limit = self.limit - max(new_tokens, default=0)
-        fitting = [i for i, row in enumerate(rows) if len(row) <= limit]
-        if skipped := len(rows) - len(fitting):
-            log.warning("%d prompts are longer than %d tokens: they are skipped", skipped, limit)
 
         def forward(batch: list[int]) -> list[str]:
-            places = [fitting[k] for k in batch]
-            return self._generate([rows[i] for i in places], max(new_tokens[i] for i in places))
+            return self._generate([rows[i] for i in batch], max(new_tokens[i] for i in batch))
 
-        outputs = run_batched([len(rows[i]) for i in fitting], 2048, forward)
-        by_place = dict(zip(fitting, outputs, strict=True))
-        return [by_place.get(i, "") for i in range(len(rows))]
+        return run_batched([len(row) for row in rows], 2048, forward)
 
     def _generate(self, rows: Sequence[Ids], new_tokens: int) -> list[str]:
-        """Return the completion of each row; "" with a mask or unknown token in it."""
+        """Return the completion of each row."""
         tokenizer, width = self.tokenizer, max(map(len, rows))
         # Completions need the padding on the left.
         shifts = [width - len(row) for row in rows]
@@ -605,15 +616,13 @@ class SpanFiller:
             generation_config=self.options,
         )
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        ends = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
-        unreadable = {tokenizer.mask_token_id, tokenizer.unk_token_id} - ends
 
         def text(tokens: Iterable[int]) -> str:
             return str(tokenizer.decode([i for i in tokens if i not in special]))
 
         # With the prompt: alone, some tokenizers drop the first space of a completion.
         return [
-            "" if unreadable.intersection(new) else text([*row, *new])[len(text(row)) :]
+            text([*row, *new])[len(text(row)) :]
             for row, new in zip(rows, outputs[:, width:].tolist(), strict=True)
         ]
 

@@ -56,12 +56,10 @@ INPUTS = ("label_probability", "similarity", "perplexity")  # of a sentence's GM
 # Thresholds fitted to preferences
 
 
-def pairwise_preferences(
-    ratings: npt.ArrayLike, items: Sequence[Hashable], margin: float = 0.0
-) -> tuple[Ints, Ints]:
+def pairwise_preferences(ratings: npt.ArrayLike, items: Sequence[Hashable]) -> tuple[Ints, Ints]:
     """Return the indices of the preferred and the rejected outputs of the same item, both (pairs,).
 
-    Ratings that differ by `margin` or less express no preference; NaN excludes an output.
+    Equal ratings express no preference; NaN excludes an output.
 
     Examples:
         >>> pairwise_preferences([5, 3, 4], ["menu", "menu", "lake"])
@@ -71,7 +69,7 @@ def pairwise_preferences(
     pairs: list[Ints] = [np.empty((0, 2), dtype=np.int64)]
     for number in np.unique(numbers):
         members = np.flatnonzero(numbers == number)
-        ahead = rated[members][:, None] - rated[members][None, :] > margin
+        ahead = rated[members][:, None] > rated[members][None, :]
         pairs.append(members[np.argwhere(ahead)])
     preferred, rejected = np.concatenate(pairs).T
     return preferred, rejected

@@ -3,13 +3,11 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lightning_choice import quiet_trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
 from scoring_recipes import overrides, written
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -43,15 +41,6 @@ def files(tmp_path: Path) -> dict[str, list[str]]:
         "test": [written(tmp_path / "test", ["the room was odd .", ""])],
         "exclude": [written(tmp_path / "left_out", [f"{LINES[2]}\t{LINES[3]}"])],
     }
-
-
-def test_held_out_sentences_are_not_trained_on(files: dict[str, list[str]]) -> None:
-    data = Corpus(**files, validation_share=0.25)
-    data.setup("fit")
-    kept = data.sentences["train"] + data.sentences["validation"]
-    assert sorted(kept) == sorted(set(LINES) - {LINES[2], LINES[3]} | set(RARE))  # each once
-    assert len(data.sentences["validation"]) == round(0.25 * len(kept))
-    assert data.sentences["test"] == ["the room was odd ."]
 
 
 @pytest.mark.parametrize(
@@ -125,34 +114,15 @@ def test_training_writes_the_best_epochs_model(
     assert cli.trainer.checkpoint_callback.best_model_score.item() == pytest.approx(loss, rel=1e-5)
 
 
-def trained(
-    files: dict[str, list[str]], folder: Path, checkpoint: Path | None = None, **trainer: Any
-) -> LanguageModelTrainer:
-    torch.manual_seed(0)
-    model = LanguageModelTrainer(str(folder), min_count=2, width=16, heads=2, learning_rate=0.01)
-    settings = {"max_epochs": 3, "default_root_dir": str(folder.parent)} | trainer
-    data = Corpus(**files, batch_size=4)
-    quiet_trainer(**settings).fit(model, data, ckpt_path=checkpoint)
-    return model
-
-
-def test_a_resumed_run_repeats_an_uninterrupted_one(
-    files: dict[str, list[str]], tmp_path: Path
-) -> None:
-    keep = ModelCheckpoint(tmp_path / "epochs", "{epoch}", save_top_k=-1)
-    trained(files, tmp_path / "a", enable_checkpointing=True, callbacks=[keep])
-    torch.rand(7)  # the state of the generator differs
-    trained(files, tmp_path / "b", checkpoint=tmp_path / "epochs" / "epoch=0.ckpt")
-    whole, resumed = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in "ab")
-    for name, weight in resumed.state_dict().items():
-        torch.testing.assert_close(weight, whole.state_dict()[name])
-
-
 def test_nonsense_is_less_likely_than_any_sentence(
     files: dict[str, list[str]], tmp_path: Path
 ) -> None:
     files["train"] = [written(tmp_path / "more", [*LINES, *(f"a b{i} c{i} ." for i in range(99))])]
-    trained(files, tmp_path / "model", max_epochs=4)
+    torch.manual_seed(0)
+    folder, sizes = str(tmp_path / "model"), {"min_count": 2, "width": 16, "heads": 2}
+    model = LanguageModelTrainer(folder, **sizes, learning_rate=0.01)
+    trainer = quiet_trainer(max_epochs=4, default_root_dir=str(tmp_path))
+    trainer.fit(model, Corpus(**files, batch_size=4))
     texts = [*LINES, "xq zzu kwv ffp"]
     values = Perplexity(str(tmp_path / "model")).score(texts)["perplexity"]
     assert values[-1] > 3 * values[:-1].max()

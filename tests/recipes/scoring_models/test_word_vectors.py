@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.cli import main
 from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.recipes.scoring_models.word_vectors import CentredVectors, sentence_vectors
-from ctrlreward.scorers import Similarity
 
 VECTORS = {"the": [1.0, 0.0], "soup": [0.0, 2.0], "good": [-1.0, 1.0]}
 CORPUS = ["the soup", "The  good", "", "the lake", "good good"]
@@ -66,17 +62,3 @@ def test_centring_equals_plain_loops(texts: list[str], corpus: list[str]) -> Non
 def test_a_corpus_without_a_known_word_is_refused() -> None:
     with pytest.raises(ValueError, match="corpus"):
         CentredVectors(WordVectors(VECTORS), ["lake"])
-
-
-def test_a_yaml_takes_them(files: None) -> None:
-    options = {"corpus": ["corpus"], "vectors": "vectors"}
-    function = "ctrlreward.recipes.scoring_models.word_vectors.sentence_vectors"
-    encoder = {"class_path": function, "init_args": options}
-    scorers = [{"class_path": "Similarity", "init_args": {"model": encoder}}]
-    Path("score.yaml").write_text(yaml.safe_dump({"scorers": scorers}))
-    row = {"text": "good soup", "source": "the soup"}
-    Path("texts.jsonl").write_text(json.dumps(row) + "\n")
-    main(["score", "texts.jsonl", "scored.jsonl", "--config=score.yaml"])
-    similarity = Similarity(sentence_vectors(**options))
-    (expected,) = similarity.score([row["text"]], sources=row["source"])["similarity"]
-    assert json.loads(Path("scored.jsonl").read_text())["similarity"] == pytest.approx(expected)

@@ -8,24 +8,18 @@ import pytorch_lightning as pl
 import torch
 from lightning_choice import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from scoring_recipes import random_judge
 
 from ctrlreward import Samples
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.jobs.training_job import build
-from ctrlreward.recipes.scoring_models.text_cnn import (
-    TextCNN,
-    TextCNNClassifier,
-    TextCNNConfig,
-    frequent_words,
-    save_text_cnn,
-)
+from ctrlreward.recipes.scoring_models.text_cnn import TextCNNClassifier
 from ctrlreward.recipes.style_transfer import (
     ScoringModels,
     Sentences,
     TransferData,
     before_after,
     held_out_scorer,
-    transfer_reward,
 )
 from ctrlreward.recipes.text_files import matching_key, read_held_out
 
@@ -55,19 +49,8 @@ def test_each_sentence_has_the_other_style_as_its_target(files: dict[str, str]) 
 
 @pytest.fixture
 def scoring_models(tiny_llama: Callable[[str], str], tmp_path: Path) -> ScoringModels:
-    config = TextCNNConfig(frequent_words(SOUR + SWEET, 1), ("sour", "sweet"), 8, (2,), 4, 0.0)
-    save_text_cnn(TextCNN(config), tmp_path / "judge")
-    letters = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
-    judge = TextCNNClassifier(str(tmp_path / "judge"))
-    return ScoringModels(judge, "minilm-l6", letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
-
-
-def test_the_reward_is_a_weighted_sum(scoring_models: ScoringModels) -> None:
-    reward = transfer_reward({"gm": 1.0, "similarity": 0.5}, scoring_models)
-    batch = reward(["the soup was hot ."], labels=["sweet"], sources=SOUR[:1])
-    reward.release()
-    gm, similarity = batch.components.values()
-    assert batch.total == pytest.approx(gm + 0.5 * similarity)
+    judge = TextCNNClassifier(random_judge(tmp_path / "judge", {"sour": SOUR, "sweet": SWEET}))
+    return ScoringModels(judge, "minilm-l6", tiny_llama(" abcdefghijklmnopqrstuvwxyz."))
 
 
 def test_selection_and_report_have_the_same_scores_and_copying_is_compared(

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: its loss, what it learns, its adapter, and a resumed run."""
+"""Supervised fine-tuning: its loss, what it learns, and its adapter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from lightning_choice import quiet_trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward import Distinct, Reward
@@ -37,29 +36,6 @@ def data(tmp_path: Path) -> Callable[[], PairData]:
     return lambda: PairData(pairs, batch_size=4, steps=60, seed=3)
 
 
-def tuned(
-    folder: Path, model: str, data: PairData, steps: int, ckpt_path: str | None = None, **options
-) -> SupervisedTuner:
-    torch.manual_seed(0)  # of a new adapter
-    module = SupervisedTuner(
-        str(folder / "adapter"),
-        model,
-        GENERATION,
-        OptimizerConfig(learning_rate=0.02, warmup_steps=3),
-        LoRA(r=8, lora_dropout=0.1, dtype="float32"),
-    )
-    trainer = quiet_trainer(
-        enable_checkpointing=True,
-        max_epochs=1,
-        max_steps=steps,
-        limit_val_batches=0,
-        default_root_dir=folder,
-        **options,
-    )
-    trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
-    return module
-
-
 def test_the_loss_is_that_of_transformers(tiny_llama, data, tmp_path: Path) -> None:
     """Each pair on its own, through the model's own loss on the completion's tokens."""
     folder = tiny_llama(LETTERS)
@@ -85,22 +61,17 @@ def test_the_loss_is_that_of_transformers(tiny_llama, data, tmp_path: Path) -> N
 
 
 def test_it_learns_and_a_policy_goes_on_from_its_adapter(tiny_llama, data, tmp_path: Path) -> None:
-    module = tuned(tmp_path, tiny_llama(LETTERS), data(), 60)
+    torch.manual_seed(0)  # of a new adapter
+    model, folder = tiny_llama(LETTERS), str(tmp_path / "adapter")
+    optimizer = OptimizerConfig(learning_rate=0.02, warmup_steps=3)
+    lora = LoRA(r=8, lora_dropout=0.1, dtype="float32")
+    module = SupervisedTuner(folder, model, GENERATION, optimizer, lora)
+    limits = {"max_epochs": 1, "max_steps": 60, "limit_val_batches": 0}
+    quiet_trainer(**limits, default_root_dir=tmp_path).fit(module, data())
     prompts = ["sour: a cold\nsweet:", "sweet: b warm\nsour:"]
     completions = module.complete(prompts)
     assert [text.split()[-1][:4] for text in completions] == ["warm", "cold"]
     reward = Reward({"diversity": Distinct()["distinct_1"]})
-    lora = LoRA(adapter=str(tmp_path / "adapter"), dtype="float32")
-    policy = PolicyTuner(tiny_llama(LETTERS), reward, generation=GENERATION, lora=lora)
+    adapter = LoRA(adapter=folder, dtype="float32")
+    policy = PolicyTuner(model, reward, generation=GENERATION, lora=adapter)
     assert policy.complete(prompts) == completions
-
-
-def test_a_resumed_run_repeats_an_uncut_one(tiny_llama, data, tmp_path: Path) -> None:
-    model = tiny_llama(LETTERS)
-    uncut = tuned(tmp_path / "uncut", model, data(), 9)
-    saver = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=1, save_last=True)
-    tuned(tmp_path / "cut", model, data(), 4, callbacks=[saver])
-    resumed = tuned(tmp_path / "cut", model, data(), 9, saver.last_model_path)
-    for name, weight in uncut.named_parameters():
-        if weight.requires_grad:
-            torch.testing.assert_close(dict(resumed.named_parameters())[name], weight)

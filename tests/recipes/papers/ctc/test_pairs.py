@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import random
 import re
@@ -21,10 +20,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ctrlreward.models.sentences import split_sentences
 from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
-from ctrlreward.recipes.papers.ctc import pairs as module
 from ctrlreward.recipes.papers.ctc.pairs import (
     KINDS,
-    Fillings,
     PairFile,
     Paraphraser,
     Span,
@@ -253,16 +250,6 @@ def test_a_model_fills_every_span(tiny_llama: Callable[[str], str]) -> None:
             assert "\n" not in filling
 
 
-def test_long_prompts_are_skipped(
-    tiny_llama: Callable[[str], str], caplog: pytest.LogCaptureFixture
-) -> None:
-    filler = filler_of(tiny_llama("abcdefghijklmnopqrstuvwxyz .!"))
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        written = filler.complete(["the food was", "soup " * 9000], [9, 9])
-    assert written[1] == ""
-    assert len(caplog.messages) == 1
-
-
 def test_a_paraphrase_is_the_farthest_of_a_beam(tiny_bart: str) -> None:
     text = "the soup was cold today"
     near, far = "the soup was cold", "today we had a cold soup"
@@ -282,75 +269,37 @@ def test_a_paraphrase_is_the_farthest_of_a_beam(tiny_bart: str) -> None:
 # The file
 
 
-class FakeFiller:
-    """Fills each span with its length and the seed; fails for one text and after some calls."""
-
-    def __init__(self, calls_before_interrupt: int = 99) -> None:
-        self.calls = 0
-        self.calls_before_interrupt = calls_before_interrupt
-
-    def fill(
-        self, texts: Sequence[str], spans: Sequence[Sequence[Span]], seed: int
-    ) -> list[Fillings | None]:
-        if self.calls == self.calls_before_interrupt:
-            raise KeyboardInterrupt
-        self.calls += 1
-        return [
-            None if "novel" in text else tuple(f"new{end - start} {seed % 7}" for start, end in own)
-            for text, own in zip(texts, spans, strict=True)
-        ]
-
-
-Build = Callable[..., FakeFiller]
-
-
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
-    """Builds a pair file of the texts in chunks of two, and returns the filler it used."""
-
-    def build(
-        file: Path, texts: Sequence[str] = TEXTS, filler: Any = None, **settings: Any
-    ) -> FakeFiller:
-        filler = filler or FakeFiller()
-        monkeypatch.setattr(module, "SpanFiller", lambda *_: filler)
-        (tmp_path / "texts").write_text("\n".join(texts), encoding="utf-8")
-        options = {"count": len(texts), "chunk_size": 2, **settings}
-        PairFile(str(file), [str(tmp_path / "texts")], **options).build()
-        return filler
-
-    return build
+def settings(tmp_path: Path, tiny_llama: Callable[[str], str]) -> dict[str, Any]:
+    (tmp_path / "texts").write_text("\n".join(TEXTS), encoding="utf-8")
+    model = tiny_llama("abcdefghijklmnopqrstuvwxyz .!,")
+    texts = [str(tmp_path / "texts")]
+    return {"texts": texts, "count": len(TEXTS), "chunk_size": 2, "infiller": model}
 
 
-@pytest.mark.parametrize("calls", [0, 2])
-def test_an_interrupted_build_is_resumed(build: Build, tmp_path: Path, calls: int) -> None:
-    whole, interrupted = tmp_path / "whole.jsonl", tmp_path / "interrupted.jsonl"
-    build(whole)
-    with pytest.raises(KeyboardInterrupt):
-        build(interrupted, filler=FakeFiller(calls))
-    assert build(interrupted).calls == 4 - calls
-    assert interrupted.read_bytes() == whole.read_bytes()
-
-
-def test_a_file_of_other_settings_is_refused(build: Build, tmp_path: Path) -> None:
-    file = tmp_path / "pairs.jsonl"
-    build(file)
-    before = file.read_bytes()
+def test_an_interrupted_build_is_resumed(settings: dict[str, Any], tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    PairFile(str(whole), **settings).build()
+    lines = whole.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 1 + 4
+    cut.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # killed within a line
+    PairFile(str(cut), **settings).build()
+    assert cut.read_bytes() == whole.read_bytes()
+    before = whole.read_bytes()
     for name, value in {"temperature": 0.5, "labels": "fillings", "seed": 1}.items():
         with pytest.raises(ValueError, match=name):
-            build(file, **{name: value})
+            PairFile(str(whole), **{**settings, name: value}).build()
+    Path(settings["texts"][0]).write_text("\n".join([*TEXTS[1:], "the play was long and loud ."]))
     with pytest.raises(ValueError, match="texts"):
-        build(file, [*TEXTS[1:], "the play was long and loud ."])
-    assert build(file, device="nowhere").calls == 0  # a device changes nothing
-    assert file.read_bytes() == before
+        PairFile(str(whole), **settings).build()
+    assert whole.read_bytes() == before
 
 
-def test_a_kind_decides_what_b_is(build: Build, tmp_path: Path) -> None:
+def test_a_kind_decides_what_b_is(settings: dict[str, Any], tmp_path: Path) -> None:
     rows = [{"text": text, "context": f"fact {i}", "history": "hm"} for i, text in enumerate(TEXTS)]
-    lines = list(map(json.dumps, rows))
-    settings = {"kind": "dialog", "labels": "fillings", "extra_pairs": False}
-    build(tmp_path / "pairs.jsonl", lines, **settings)
+    Path(settings["texts"][0]).write_text("\n".join(map(json.dumps, rows)))
+    kind = {"kind": "dialog", "labels": "fillings", "extra_pairs": False}
+    PairFile(str(tmp_path / "pairs.jsonl"), **settings, **kind).build()
     pairs = read_pair_file(str(tmp_path / "pairs.jsonl"))
-    assert len(pairs) == len(TEXTS) - 1  # the filler fails for one
-    assert {pair.b for pair in pairs} < {f"fact {i}\n\n\nhm" for i in range(len(TEXTS))}
-    with pytest.raises(ValueError, match="kind"):
-        build(tmp_path / "other.jsonl", kind="chat")
+    assert 1 <= len(pairs) <= len(TEXTS)  # none where the model gave no filling
+    assert {pair.b for pair in pairs} <= {f"fact {i}\n\n\nhm" for i in range(len(TEXTS))}

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from ctrlreward.recipes.papers.textual_transfer.data import (
     PAD,
-    SPECIAL_TOKENS,
     UNK,
     TransferBatch,
     TransferSentences,
     vocabulary_from_json,
-    word_vocabulary,
 )
 
 THINGS = ("food", "soup", "staff", "room", "view")
@@ -60,9 +58,6 @@ def as_lists(batch: TransferBatch) -> dict[str, Any]:
     return {name: value.tolist() for name, value in vars(batch).items()}
 
 
-# The sentences
-
-
 def test_held_out_repeated_and_long_sentences_are_left_out(folder: Path) -> None:
     data = sentences_of(folder)
     assert data.sentences == {
@@ -85,9 +80,10 @@ def test_the_vocabulary_is_that_of_the_training_sentences(folder: Path) -> None:
     words = tokenizer.convert_ids_to_tokens(range(4, len(tokenizer)))
     assert set(words) == {word for word, count in counts.items() if count >= 4}
     assert len(sentences_of(folder, max_words=5).tokenizer) == 9
-
-
-# The batches
+    again = vocabulary_from_json(tokenizer.backend_tokenizer.to_str())  # as a checkpoint has it
+    assert again(BAD).input_ids == tokenizer(BAD).input_ids
+    assert min(map(min, again(BAD).input_ids)) >= UNK
+    assert (again.pad_token_id, again.unk_token_id) == (PAD, UNK)
 
 
 def test_an_epoch_has_every_sentence_and_repeats_the_smaller_corpus(folder: Path) -> None:
@@ -125,7 +121,7 @@ def test_order_and_noise_are_new_each_epoch_and_repeatable(folder: Path) -> None
 
 @given(st.integers(0, 9), st.floats(0, 6))
 def test_words_move_by_less_than_the_distance(
-    data_dir: Path, tmp_path_factory: pytest.TempPathFactory, seed: int, distance: float
+    tmp_path_factory: pytest.TempPathFactory, seed: int, distance: float
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "distinct"
     file.write_text("\n".join(f"{a} b c d e f g {'h i j' * (a % 2)}" for a in range(12)))
@@ -141,18 +137,3 @@ def test_words_move_by_less_than_the_distance(
     same = torch.equal(batch.noisy, batch.words)
     assert same if distance <= 1 else True
     assert not same if distance >= 3 else True
-
-
-# Vocabularies
-
-TEXTS = ["the soup was warm .", "the room was small and the bed was old .", "Warm  soup !"]
-
-
-def test_special_tokens_come_first_and_are_not_added() -> None:
-    tokenizer = word_vocabulary(TEXTS, 1)
-    for known in (tokenizer, vocabulary_from_json(tokenizer.backend_tokenizer.to_str())):
-        assert known.convert_ids_to_tokens([0, 1, 2, 3]) == list(SPECIAL_TOKENS)
-        assert (known.pad_token_id, known.unk_token_id) == (PAD, UNK)
-        rows = known(TEXTS).input_ids
-        assert rows == tokenizer(TEXTS).input_ids
-        assert min(map(min, rows)) > UNK

@@ -8,8 +8,6 @@ import pytest
 from ctrlreward.recipes.papers.textual_transfer.paraphrases import paraphrase_pairs, rewrite
 from ctrlreward.recipes.style_transfer.pseudo_pairs import word_log_odds
 
-# A file of pairs
-
 PAIRS = [
     ("We didn't wait.", "nobody made us wait ."),
     ("the soup", "the soup was warm ."),  # one contains the other
@@ -20,19 +18,11 @@ PAIRS = [
 KEPT = [("we did n't wait .", PAIRS[0][1]), PAIRS[3], PAIRS[4]]
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
+def test_pairs_of_which_one_contains_the_other_are_left_out(tmp_path: Path) -> None:
     scores = ["", "\t0.71", "", "", ""]
     lines = ["\t".join(pair) + score for pair, score in zip(PAIRS, scores, strict=True)]
     (tmp_path / "pairs").write_text("\n".join([*lines, "", ""]))
-    return tmp_path / "pairs"
-
-
-def test_pairs_of_which_one_contains_the_other_are_left_out(file: Path) -> None:
-    assert sorted(paraphrase_pairs(str(file))) == sorted(KEPT)
-
-
-# The stand-in
+    assert sorted(paraphrase_pairs(str(tmp_path / "pairs"))) == sorted(KEPT)
 
 
 @pytest.mark.parametrize(

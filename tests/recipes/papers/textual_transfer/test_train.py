@@ -143,16 +143,6 @@ def test_transfers_are_those_of_single_sentences(folder: Path) -> None:
 # Checkpoints
 
 
-def test_a_checkpoint_is_all_that_a_transfer_needs(folder: Path) -> None:
-    model = model_of(folder)
-    trainer = trained(model, data_of(folder), max_steps=4)
-    trainer.save_checkpoint(folder / "model.ckpt")
-    loaded = TextualTransfer.load_from_checkpoint(folder / "model.ckpt", weights_only=True)
-    samples = Samples([""] * 2, sources=["the food was bad .", "the soup"], labels=["good", "bad"])
-    assert loaded.complete_samples(samples) == model.complete_samples(samples)
-    assert loaded.styles == ("bad", "good")
-
-
 def losses_of(folder: Path) -> dict[int, dict[str, float]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
@@ -170,11 +160,11 @@ def test_a_run_of_m7_that_is_cut_off_goes_on_as_if_it_had_not_been(folder: Path)
             if trainer.global_step == 7:
                 raise InterruptedError
 
-    def run(name: str, *callbacks: pl.Callback) -> None:
-        last = folder / name / "last.ckpt"
+    def run(name: str, *callbacks: pl.Callback) -> TextualTransfer:
+        model, last = model_of(folder), folder / name / "last.ckpt"
         keep = ModelCheckpoint(folder / name, save_last=True, save_top_k=0, every_n_train_steps=2)
         trained(
-            model_of(folder),
+            model,
             data_of(folder),
             last if last.exists() else None,
             max_steps=-1,
@@ -187,8 +177,9 @@ def test_a_run_of_m7_that_is_cut_off_goes_on_as_if_it_had_not_been(folder: Path)
             logger=HistoryLogger(str(folder / name)),
             callbacks=[keep, *callbacks],
         )
+        return model
 
-    run("whole")
+    model = run("whole")
     with pytest.raises(InterruptedError):
         run("cut", CutOff())
     steps_before = set(losses_of(folder / "cut"))
@@ -199,6 +190,10 @@ def test_a_run_of_m7_that_is_cut_off_goes_on_as_if_it_had_not_been(folder: Path)
     assert len(whole) == 4 * 5
     for step, losses in whole.items():
         assert losses == pytest.approx(cut[step], abs=1e-6), step
+    # A transfer needs nothing but the checkpoint.
+    loaded = TextualTransfer.load_from_checkpoint(folder / "whole" / "last.ckpt", weights_only=True)
+    samples = Samples([""] * 2, sources=["the food was bad .", "the soup"], labels=["good", "bad"])
+    assert loaded.complete_samples(samples) == model.complete_samples(samples)
 
 
 # Language models of the styles
@@ -232,12 +227,9 @@ def test_each_language_model_knows_its_style(data_dir: Path) -> None:
     files = {s: str(data_dir / "yelp_shen" / f"sentiment.test.{s}") for s in "01"}
     data = TransferSentences(files, words=(1, 12), count=2000, max_words=500)
     data.setup("fit")
-    small: dict[str, Any] = {"embedding_size": 24, "width": 32, "dropout": 0.1, "epochs": 2}
     before = torch.get_rng_state()
-    models, again = (StyleModels(**small).trained(data) for _ in range(2))
+    models = StyleModels(embedding_size=24, width=32, dropout=0.1, epochs=2).trained(data)
     assert torch.equal(torch.get_rng_state(), before)
-    for one, other in zip(models, again, strict=True):  # a training repeats exactly
-        assert all(map(torch.equal, one.parameters(), other.parameters()))
     assert not any(w.requires_grad for m in models for w in m.parameters())
     for own in (0, 1):
         lines = (data_dir / "yelp_shen" / f"sentiment.dev.{own}").read_text().splitlines()[:500]
