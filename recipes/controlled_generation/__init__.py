@@ -95,6 +95,7 @@ class PromptData(PromptBatches):
     ) -> None:
         prompts = partial(build_prompts, prefixes, labels, template)
         super().__init__(prompts, batch_size, steps, seed)
+        self.prompts = prompts()  # a wrong template raises before models are loaded
 
 
 class SeveralRelevances(CompositeScorer, TaskScorer):

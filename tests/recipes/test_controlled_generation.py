@@ -59,9 +59,7 @@ def test_every_prefix_with_every_combination_of_labels() -> None:
 def test_all_prompts_are_used_before_one_is_used_again() -> None:
     prefixes, template = ["The food", "My room", "Her novel"], "A {label} review: {prefix}"
     everything = build_prompts(prefixes, LABELS, template)
-    data = PromptData(prefixes, LABELS, template, batch_size=4, steps=9)
-    data.setup("fit")
-    batches = list(data.train_dataloader())
+    batches = list(PromptData(prefixes, LABELS, template, batch_size=4, steps=9).train_dataloader())
     assert [len(batch) for batch in batches] == [4] * 9
     drawn = [prompt for batch in batches for prompt in batch.prompts]
     rounds = [drawn[start : start + 6] for start in range(0, 36, 6)]
