@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctrlreward.files import json_text, write_whole
+from ctrlreward.functional.means import valid_mean
 from ctrlreward.ratings.correlations import STATISTICS, correlate
 from ctrlreward.ratings.rated_files import CTC_ASPECTS, Rated, read_rated
 from ctrlreward.ratings.report import cell, print_table, report_correlations
@@ -146,6 +147,16 @@ def word_length(samples: Samples) -> Scores:
     return np.array([float(len(text.split())) for text in samples.texts])
 
 
+def token_means(scorer: Alignment, samples: Samples) -> dict[str, Scores]:
+    """Return each aspect of a dialog as a mean over tokens in place of the sum, for Table 3."""
+    rows = scorer.explain(samples)
+    means: dict[str, Scores] = {}
+    for name in rows[0]:
+        counted = [[token.value for token in row[name].tokens if token.counted] for row in rows]
+        means[f"{name}_mean"] = np.array([valid_mean(np.array(values)) for values in counted])
+    return means
+
+
 def main(arguments: Sequence[str]) -> None:
     """Score a file, and print the tables beside the paper's."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -170,14 +181,14 @@ def main(arguments: Sequence[str]) -> None:
         suffix = f".*, {len(references[0])} reference"
     scorer = Alignment(models, aspects, given.method, given.stop_words)
     components = name_components([scorer], None)
+    scores = score_parts(components, file.samples)
     dialog = "engagingness" in aspects
     if dialog:
-        means = Alignment(models, aspects, given.method, given.stop_words, "mean")
-        components |= {f"{name}_mean": means[name] for name in aspects}
-    scores = score_parts(components, file.samples)
+        scores |= token_means(scorer, file.samples)
     scores["word_length"] = word_length(file.samples)
     judged = {name: file.ratings[name] for name in file.ratings if _ASPECTS.get(name) in aspects}
     specs = {name: component.spec for name, component in components.items()}
+    specs |= {f"{name}_mean": specs[name] for name in aspects if f"{name}_mean" in scores}
     record = report_correlations(replace(file, ratings=judged), scores, specs, seed=given.seed)
     theirs: dict[tuple[str, ...], dict[str, str]] = {}
     for f in published(file.file):

@@ -117,8 +117,10 @@ def test_every_rating_and_sum_beside_mean(encoder: str, capsys: pytest.CaptureFi
     aspects = ("engagingness", "groundedness")
     options: dict[str, Any] = {"stop_words": "words.txt"}
     scores = dict(Alignment(encoder, aspects, **options).score(samples))
-    means = Alignment(encoder, aspects, aggregate="mean", **options).score(samples)
-    scores |= {f"{name}_mean": values for name, values in means.items()}
+    explained = Alignment(encoder, aspects, **options).explain(samples)
+    for name in aspects:
+        lengths = [sum(token.counted for token in row[name].tokens) for row in explained]
+        scores[f"{name}_mean"] = scores[name] / lengths
     scores["word_length"] = np.array([len(row["response"].split()) for row in DIALOGS], float)
     rows = {(row["rating"], row["score"]): row for row in found["ratings"]}
     assert len(rows) == 6 * 5
