@@ -59,10 +59,16 @@ def log_at_validation(
     """Log values in `on_validation_epoch_end`, the same on all ranks.
 
     They go into the trainer's row of the validation, unless W&B has as many rows as steps: this row
-    may be there only for them, and is one too many for a user who logs at each step.
+    may be there only for them, and is one too many for a user who logs at each step. What the first
+    validation of a fit decides stays, as Lightning takes a key with one setting only: a resumed run
+    of W&B may begin with fewer rows than steps, and catch up.
     """
+    known = [key for key in values if key in trainer.callback_metrics]
     steps = [logger.experiment.step for logger in runs_of(trainer)]
-    beside = trainer.state.fn == "fit" and any(step >= trainer.global_step for step in steps)
+    beside = any(step >= trainer.global_step for step in steps)
+    if known and steps:
+        beside = known[0] not in trainer.logged_metrics
+    beside = beside and trainer.state.fn == "fit"
     module.log_dict(dict(values), logger=not beside, **ALIKE)
     if beside:
         log_late(trainer, values, {})
