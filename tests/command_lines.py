@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from jsonargparse import ArgumentParser
 
 from ctrlreward.cli import main
 
@@ -35,3 +39,35 @@ def called(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, 
         return (status, *capsys.readouterr())
 
     return run
+
+
+class Parsed(BaseException):
+    """Raised once a command has parsed its arguments, in place of its work."""
+
+
+def parse_only(arguments: list[str]) -> None:
+    """Raise SystemExit unless a command takes these arguments."""
+    if arguments[:1] == ["score"] and not Path(arguments[1]).exists():  # which it looks for first
+        Path(arguments[1]).parent.mkdir(parents=True, exist_ok=True)
+        Path(arguments[1]).touch()
+
+    def stopped(parse: Callable[..., Any]) -> Callable[..., Any]:
+        def parse_and_stop(self: argparse.ArgumentParser, given: list[str]) -> Any:
+            parsed = parse(self, given)
+            if given == arguments[1:2] != arguments[1:]:  # the kind of a command, options follow
+                return parsed
+            raise Parsed
+
+        return parse_and_stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        if arguments[:1] == ["train"]:
+            from ctrlreward.jobs.training_job import TrainCLI, build
+
+            patch.setattr(TrainCLI, "instantiate_classes", lambda self: None)
+            build(arguments[1:])
+        else:
+            for parser in (ArgumentParser, argparse.ArgumentParser):
+                patch.setattr(parser, "parse_args", stopped(parser.parse_args))
+            with pytest.raises(Parsed):
+                main(arguments)

@@ -51,8 +51,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The longest files, which begin; the ones that wait for other processes are apart from each other.
 _FIRST = [
-    *("test_other_lightning.py", "test_ray.py", "test_cli.py", "test_smoke.py", "test_package.py"),
-    *("test_style_transfer.py", "test_killed.py", "test_blocks.py"),
+    *("test_other_lightning.py", "test_ray.py", "test_killed_demo.py", "test_smoke.py"),
+    *("test_package.py", "test_style_transfer.py", "test_killed.py", "test_blocks.py"),
     *("test_decisions.py", "test_gpu_kit.py", "test_example_own_module.py", "test_two_ranks.py"),
     *("test_language_model.py", "test_second_device_tuner.py"),
 ]
@@ -68,28 +68,10 @@ def pytest_collection_finish() -> None:
     if wandb := sys.modules.get("wandb"):
         # Runs look for inputs of W&B's launch, which no test has: a second of imports.
         wandb.Run._detect_and_apply_job_inputs = lambda run: None
-    _freeze()
+    # Collections leave out what lives to the end: `release` calls `gc.collect` in most tests.
+    gc.collect()
+    gc.freeze()
     start_server()
-
-
-_frozen = 0  # modules that were imported at the last `_freeze`
-
-
-def _freeze() -> None:
-    """Exempt from collections what lives to the end: `release` calls `gc.collect` in most tests."""
-    global _frozen
-    if len(sys.modules) > _frozen + 200:
-        _frozen = len(sys.modules)
-        gc.collect()
-        gc.freeze()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Between files, whose fixtures are gone, exempt what their tests have imported."""
-    yield
-    if nextitem and nextitem.path != item.path:
-        _freeze()
 
 
 @pytest.fixture(autouse=True)

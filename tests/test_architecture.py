@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAPERS = "ctrlreward.recipes.papers"
-AT_THE_TOP = ("callbacks", "recipes", "configs")  # of the repository
 
 
 def layers() -> dict[str, tuple[int, int]]:
@@ -24,15 +24,11 @@ def layers() -> dict[str, tuple[int, int]]:
 
 
 def sources() -> dict[str, Path]:
-    """Module → its file, wherever that is in the repository."""
-    bases = [(ROOT / "ctrlreward", ROOT / "ctrlreward")]
-    bases += [(ROOT / package, ROOT) for package in AT_THE_TOP]
+    """Module → its file."""
+    files = glob("ctrlreward/**/*.py", root_dir=ROOT, recursive=True)  # also by links
     return {
-        ".".join(("ctrlreward", *path.relative_to(base).with_suffix("").parts)).removesuffix(
-            ".__init__"
-        ): path
-        for folder, base in bases
-        for path in sorted(folder.rglob("*.py"))
+        file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): ROOT / file
+        for file in sorted(files)
     }
 
 

@@ -58,13 +58,6 @@ def process_state() -> dict[str, Any]:
     }
 
 
-def test_loading_and_scoring_leave_the_process_as_it_was(tiny_llama: Callable[[str], str]) -> None:
-    before = process_state()
-    scorer = Perplexity(tiny_llama("abcdef"))
-    scorer.score(["abc", "fed"])
-    assert process_state() == before
-
-
 class Writer(Counting):
     """Module that draws in training, and in its completions."""
 

@@ -7,7 +7,6 @@ from typing import BinaryIO
 import pytest
 from matplotlib.figure import Figure
 
-from ctrlreward.files import JsonLog
 from ctrlreward.plots import draw_curves, draw_front
 from ctrlreward.runs import plot_run
 
@@ -44,23 +43,15 @@ def test_a_score_shows_what_was_decided(drawn: list[Figure]) -> None:
     assert [y for _, y in kl["constraint"]] == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("logger", ["HistoryLogger", "CSVLogger"])
-def test_any_folder_of_a_logger_is_drawn(logger: str, tmp_path: Path, drawn: list[Figure]) -> None:
+def test_the_folder_of_a_logger_is_drawn(tmp_path: Path, drawn: list[Figure]) -> None:
     """A later test of a checkpoint replaces the value at its step."""
-    if logger == "CSVLogger":
-        rows = "epoch,step,loss,val_loss\n0,1,2.0,\n0,2,1.5,\n0,2,,1.0\n0,1,,3.0\n"
-        (tmp_path / "metrics.csv").write_text(rows)
-    else:
-        values = [{"loss": 2.0}, {"loss": 1.5}, {"val_loss": 1.0}, {"val_loss": 3.0}]
-        for row, step in zip(values, (1, 2, 2, 1), strict=True):
-            JsonLog(tmp_path / "metrics.jsonl").append({"step": step, "epoch": 0, **row})
+    rows = "epoch,step,loss,val_loss\n0,1,2.0,\n0,2,1.5,\n0,2,,1.0\n0,1,,3.0\n"
+    (tmp_path / "metrics.csv").write_text(rows)
     (tmp_path / "summary.json").write_text('{"directions": {"val_loss": "min"}}')
     assert plot_run(tmp_path) == tmp_path / "curves.png"
     assert [panel.get_title("left") for panel in drawn[0].axes] == ["loss", "val loss ↓"]
     loss, val_loss = (lines["logged"] for lines in lines_of(drawn[0]))
     assert (loss, val_loss) == ([[1, 2], [2, 1.5]], [[1, 3], [2, 1]])
-    with pytest.raises(FileNotFoundError, match="none"):
-        plot_run(tmp_path / "none")
 
 
 def test_a_front_is_written_whole_or_not_at_all(

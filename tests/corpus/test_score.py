@@ -15,7 +15,7 @@ import fsspec
 import numpy as np
 import pyarrow.parquet
 import pytest
-from fakes import Interrupted, OneLetter, Rank
+from fakes import OneLetter, Rank, Share
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
@@ -38,7 +38,7 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "FIRST", 4)
     monkeypatch.setattr(parts, "MOST", 4)
     OneLetter.calls.clear()
-    Interrupted.calls.clear()
+    Share.calls.clear()
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_a_text_that_is_not_unicode_is_one_nan_and_one_warning(
     texts = [f"text {max(i, 1)}" for i in range(12)]
     texts[9] = bad
     write([{"text": text} for text in texts])
-    scorers = ["--scorers", "fakes.Length", "fakes.Odd", "fakes.Rank"]
+    scorers = ["--scorers", "fakes.Length", "fakes.OneLetter", "fakes.Rank"]
     main(["score", "in.jsonl", output, *scorers])
     (warning,) = [message for message in caplog.messages if "in.jsonl" in message]
     assert "in.jsonl:10: " in warning
@@ -175,7 +175,7 @@ def test_shards_are_the_whole_file(n: int, source: str, refused: Callable[..., s
 
 # Interrupted runs
 
-STOPPED = [BY_LETTERS, "--scorers+=fakes.Interrupted"]
+STOPPED = [BY_LETTERS, "--scorers+=fakes.Share"]
 LOG = Path("out.csv.partial.jsonl")
 
 
@@ -194,7 +194,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("out.csv").exists()
 
 
-@pytest.mark.parametrize("torn", ["", '{"length": [1'])
+@pytest.mark.parametrize("torn", ["", '{"share": [1'])
 def test_a_killed_run_resumes(torn: str, stopped: None, refused: Callable[..., str]) -> None:
     options = [BY_LETTERS, "--scorers.letter=t", *STOPPED[1:]]
     assert 'letter "e", not "t"' in refused("in.jsonl", "out.csv", *options)
@@ -204,12 +204,12 @@ def test_a_killed_run_resumes(torn: str, stopped: None, refused: Callable[..., s
         file.write(torn)
     options = [BY_LETTERS, "--scorers.device=cuda", *STOPPED[1:]]
     main(["score", "in.jsonl", "out.csv", *options])  # the device may change
-    assert OneLetter.calls == Interrupted.calls == [3, 2]  # one text is empty
+    assert OneLetter.calls == Share.calls == [3, 2]  # one text is empty
     rows = read_rows(Path("out.csv"))
     assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
-    lengths = [len(record["text"]) or np.nan for record in RECORDS]
-    np.testing.assert_array_equal(number_column(rows, "length"), lengths)
     np.testing.assert_array_equal(number_column(rows, "letters"), np.array(EXPECTED, np.float64))
+    shares = Share().score([record["text"] for record in RECORDS])["share"]
+    np.testing.assert_allclose(number_column(rows, "share"), shares)
     assert not LOG.exists()
 
 

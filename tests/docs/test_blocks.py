@@ -12,22 +12,20 @@ A block after the line `<!-- not run: REASON -->` is left out.
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copy
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from command_lines import parse_only
 from given_names import GIVEN, prepare
-from jsonargparse import ArgumentParser
 
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
-from ctrlreward.jobs.training_job import TrainCLI, build
+from ctrlreward.jobs.training_job import build
 from ctrlreward.scorers import Rubric, Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,36 +96,6 @@ def test_python(page: Path, workplace: dict[str, str], request: pytest.FixtureRe
 
 
 # Shell
-
-
-class Parsed(BaseException):
-    """Raised once a command has parsed its arguments, in place of its work."""
-
-
-def parse_only(arguments: list[str]) -> None:
-    """Raise SystemExit unless a command takes these arguments."""
-    if arguments[:1] == ["score"] and not Path(arguments[1]).exists():  # which it looks for first
-        Path(arguments[1]).parent.mkdir(parents=True, exist_ok=True)
-        Path(arguments[1]).touch()
-
-    def stopped(parse: Callable[..., Any]) -> Callable[..., Any]:
-        def parse_and_stop(self: argparse.ArgumentParser, given: list[str]) -> Any:
-            parsed = parse(self, given)
-            if given == arguments[1:2] != arguments[1:]:  # the kind of a command, options follow
-                return parsed
-            raise Parsed
-
-        return parse_and_stop
-
-    with pytest.MonkeyPatch.context() as patch:
-        if arguments[:1] == ["train"]:
-            patch.setattr(TrainCLI, "instantiate_classes", lambda self: None)
-            build(arguments[1:])
-        else:
-            for parser in (ArgumentParser, argparse.ArgumentParser):
-                patch.setattr(parser, "parse_args", stopped(parser.parse_args))
-            with pytest.raises(Parsed):
-                main(arguments)
 
 
 def commands_of(block: Block) -> list[list[str]]:

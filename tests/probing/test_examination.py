@@ -77,8 +77,6 @@ def test_what_is_not_gamed() -> None:
     found = examine(Reward({"constant": lambda texts: [1.0] * len(texts)}), SAMPLES)
     assert {finding.verdict for finding in found.findings} == {"blind"}
     assert all(finding.wins == 0 for finding in found.findings)
-    assert found.findings[0].change["total"] == (0, -np.inf, np.inf)
-    assert np.isnan(found.length_correlation["total"])
     assert found.gamed == []
 
 

@@ -35,6 +35,16 @@ def group_reward(letters: Letters) -> Reward:
     return Reward({"letters": letters["letters"], "rank": Rank()})
 
 
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until a condition holds; fail if it never does."""
+    pause = threading.Event()
+    for _ in range(int(seconds * 100)):
+        if condition():
+            return
+        pause.wait(0.01)
+    pytest.fail("the condition never held")
+
+
 @dataclass
 class LiveServer:
     """A server in a thread: its address, application, and a client."""
@@ -44,9 +54,7 @@ class LiveServer:
     client: httpx2.Client
     server: uvicorn.Server
 
-    @staticmethod
-    def wait_until(condition: Callable[[], bool]) -> None:
-        wait_for(condition)
+    wait_until = staticmethod(wait_for)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -74,16 +82,6 @@ def running(app: FastAPI, wait: bool = True) -> Iterator[LiveServer]:
         server.should_exit = True
         thread.join(60)
     assert not thread.is_alive()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until a condition holds; fail if it never does."""
-    pause = threading.Event()
-    for _ in range(int(seconds * 100)):
-        if condition():
-            return
-        pause.wait(0.01)
-    pytest.fail("the condition never held")
 
 
 @pytest.fixture

@@ -55,19 +55,6 @@ def test_a_server_that_loads_is_alive_but_not_ready(
         letters.go.set()
 
 
-def test_a_server_that_can_not_load_says_why(
-    live_server: Start, letters: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load() -> None:
-        raise OSError("No such folder: models/rater")
-
-    monkeypatch.setattr(letters, "load", load)
-    server = live_server(Reward({"letters": letters["letters"]}), wait=False)
-    server.wait_until(lambda: "No such folder: models/rater" in server.client.get("/ready").text)
-    reply = server.client.get("/ready")
-    assert (reply.status_code, reply.headers.get("Retry-After")) == (500, None)  # asking is no use
-
-
 def test_a_token_is_needed_where_there_is_one(live_server: Start, reward: Reward) -> None:
     client = live_server(reward, token="s3cret").client
     wrong = ("Bearer s3cre", "Bearer s3cret2", "Bearer \u00e9", "s3cret")

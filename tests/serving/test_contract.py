@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from ctrlreward import RewardBatch, Samples
 from ctrlreward.samples import records_of
@@ -65,39 +62,3 @@ def test_samples_survive_the_wire(rows: list[tuple[str, str, str]]) -> None:
         )
     body = ScoreBody.model_validate(json.loads(dumps({"samples": records_of(samples)})))
     assert body.to_samples() == samples
-
-
-A, LABELLED, PREFIXED = ({"text": "a"} | more for more in ({}, {"label": "c"}, {"prefix": "a"}))
-# Bodies, and the place of their mistake.
-WRONG = [
-    ({"samples": [{"text": 3}]}, ("samples", 0, "text")),
-    ({"samples": [{"text": "a", "lable": "b"}]}, ("samples", 0, "lable")),
-    ({"samples": [A, LABELLED]}, ("samples",)),
-    ({"samples": [{"text": "a", "label": {"tone": True}}]}, ("samples", 0, "label")),
-    ({"samples": [PREFIXED, PREFIXED | {"text": "b"}]}, ("samples",)),
-]
-
-
-@pytest.mark.parametrize(("body", "place"), WRONG)
-def test_a_wrong_body_is_named(body: Any, place: tuple[Any, ...]) -> None:
-    with pytest.raises(ValidationError) as raised:
-        ScoreBody.model_validate(body)
-    assert {error["loc"][: len(place)] for error in raised.value.errors()} == {place}
-
-
-RESULT = {"total": 1.0, "components": {"a": 1.0}, "failed": False}
-
-
-@pytest.mark.parametrize(
-    "results",
-    [
-        [],
-        [RESULT | {"components": {}}],
-        [RESULT | {"failed": 0}],
-        *([RESULT | {"total": item}] for item in (True, "NaN", [], 10**400, math.nan)),
-    ],
-)
-def test_a_reply_of_another_form_is_no_score(results: Any) -> None:
-    reply = {"results": results, "seconds": 0.1, "fingerprint": "f"}
-    with pytest.raises(ValueError, match="results"):
-        ScoreReply.model_validate(reply).to_batch(["a"], 1)
