@@ -52,9 +52,10 @@ def parse_only(arguments: list[str]) -> None:
         Path(arguments[1]).touch()
 
     def stopped(parse: Callable[..., Any]) -> Callable[..., Any]:
-        def parse_and_stop(self: argparse.ArgumentParser, given: list[str]) -> Any:
-            parsed = parse(self, given)
-            if given == arguments[1:2] != arguments[1:]:  # the kind of a command, options follow
+        def parse_and_stop(self: argparse.ArgumentParser, given: list[str], **inner: Any) -> Any:
+            parsed = parse(self, given, **inner)
+            # Of an option's class, or the kind of a command, which options follow.
+            if inner or given == arguments[1:2] != arguments[1:]:
                 return parsed
             raise Parsed
 
