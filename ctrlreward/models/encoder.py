@@ -18,6 +18,7 @@ from transformers import AutoModel, PreTrainedModel
 from ctrlreward.models.batching import Ids
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.sources import SHORT_NAMES, resolve
+from ctrlreward.models.tokenization import encode_texts
 
 Vectors = npt.NDArray[np.float64]
 
@@ -75,9 +76,11 @@ class Encoder(FrozenModel):
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors as sentence-transformers computes them, float64, (texts, width).
 
-        NaN for a text without a token that the model knows. Long texts are truncated, with a
-        warning.
+        NaN for a text without a token that the model knows. Texts longer than the model reads, or
+        than its `max_seq_length` for sentence-transformers, are truncated, with a warning.
         """
+        limit = min(self.max_tokens, declared_length(self.name) or self.max_tokens)
+        rows = encode_texts(self.tokenizer, texts, limit)
         pooling = declared_pooling(self.name)
 
         def pool(output: Any, mask: Tensor) -> list[Vectors]:
@@ -91,7 +94,7 @@ class Encoder(FrozenModel):
                 vectors = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
             return list(normalize(vectors, dim=-1).cpu().double().numpy())
 
-        return np.array(self.read_texts(texts, pool), dtype=np.float64).reshape(
+        return np.array(self.read_texts(texts, pool, rows), dtype=np.float64).reshape(
             -1, self.model.config.hidden_size
         )
 
@@ -110,6 +113,18 @@ class Encoder(FrozenModel):
             return [row[:tokens] for row, tokens in zip(values, mask.sum(1).tolist(), strict=True)]
 
         return self.read_texts(texts, split, rows)
+
+
+@cache
+def declared_length(model: str) -> int | None:
+    """Return the most tokens that sentence-transformers reads, special tokens included.
+
+    256 for all-MiniLM-L6-v2, whose positions are 512; None if the model does not declare it.
+    """
+    file = Path(resolve(model)).expanduser() / "sentence_bert_config.json"
+    declared = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    length: int | None = declared.get("max_seq_length")
+    return length
 
 
 @cache

@@ -129,6 +129,13 @@ def first_tokens(
     return kept
 
 
+def bytes_of_first(tokenizer: PreTrainedTokenizerBase, text: str, tokens: int) -> int:
+    """Return the number of UTF-8 bytes of the first tokens of a text."""
+    read = read_strings(tokenizer, [text], return_offsets_mapping=True)
+    ends = [end for _, end in read["offset_mapping"][0]]
+    return len(text[: ends[tokens - 1] if tokens < len(ends) else None].encode())
+
+
 def warn_truncated(
     items: str, lengths: Sequence[int], limit: int | None, dropped: str, reader: str = "model"
 ) -> None:
@@ -145,14 +152,16 @@ def warn_truncated(
 def start_token(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return what begins a document, as a list of one id or none.
 
-    It is what the tokenizer itself puts before a text (Llama, Gemma, Phi-3). Of others
-    `<|endoftext|>` comes first: the `bos_token` of an instruction model may be a chat token.
+    It is what the tokenizer itself puts before a text (Llama, Gemma), else its `bos_token` (Phi-3),
+    `<|endoftext|>` or `eos_token`. A `bos_token` that the chat template writes out begins a turn,
+    not a document (`<|im_start|>` of SmolLM2-Instruct).
     """
     before, _ = special_ids(tokenizer)
     if before:
         return list(before)
-    vocabulary = tokenizer.get_vocab()
-    for token in ("<|endoftext|>", tokenizer.bos_token, tokenizer.eos_token):
+    vocabulary, bos = tokenizer.get_vocab(), tokenizer.bos_token
+    turn = bos is not None and bos in str(tokenizer.chat_template)
+    for token in (None if turn else bos, "<|endoftext|>", bos, tokenizer.eos_token):
         if token in vocabulary:
             return [vocabulary[token]]
     return []

@@ -28,7 +28,7 @@ def encoder() -> Encoder:
     return Encoder("minilm-l6", batch_tokens=48)
 
 
-def hidden_states_one_by_one(texts: list[str]) -> list[torch.Tensor]:
+def hidden_states_one_by_one(texts: list[str], longest: int = 512) -> list[torch.Tensor]:
     """Last hidden states with transformers alone, without batches and padding."""
     folder = resolve("minilm-l6")
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -36,7 +36,7 @@ def hidden_states_one_by_one(texts: list[str]) -> list[torch.Tensor]:
     with torch.inference_mode():
         return [
             model(
-                **tokenizer(text, return_tensors="pt", truncation=True, max_length=512)
+                **tokenizer(text, return_tensors="pt", truncation=True, max_length=longest)
             ).last_hidden_state[0]
             for text in texts
         ]
@@ -50,6 +50,17 @@ def test_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
     assert vectors.shape == (len(TEXTS), 384)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_a_text_is_read_as_far_as_sentence_transformers_reads_it(encoder: Encoder, caplog) -> None:
+    """all-MiniLM-L6-v2 has 512 positions, of which sentence-transformers reads 256."""
+    texts = [" ".join(TEXTS) * 12, f"{TEXTS[2]} " * 11]
+    (long, short) = hidden_states_one_by_one(texts, 256)
+    assert len(short) < len(long) == 256
+    expected = np.stack([(h.mean(dim=0) / h.mean(dim=0).norm()).numpy() for h in (long, short)])
+    np.testing.assert_allclose(encoder.embed(texts), expected, atol=1e-5)
+    assert "256" in caplog.text
+    assert len(encoder.token_embeddings(texts[:1])[0]) == 512
 
 
 def test_published_layers_are_known_by_name(tmp_path: Path) -> None:

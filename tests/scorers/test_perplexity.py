@@ -2,11 +2,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from string import ascii_lowercase
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from plain_models import PlainCausal
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.perplexity import Perplexity
@@ -54,3 +66,155 @@ def test_corpus_perplexity_weighs_texts_by_their_tokens(folder: str) -> None:
     value = Perplexity(folder).corpus(Samples([*TEXTS, ""]))["perplexity"]
     assert value == pytest.approx(math.exp(-tokens.mean()), rel=1e-5)
     assert math.isnan(Perplexity(folder).corpus(Samples([""]))["perplexity"])
+
+
+# The start of a document
+
+
+class Family(NamedTuple):
+    """How a family of models configures its tokenizer; `start` begins a document.
+
+    `puts` is what the tokenizer itself puts before a text.
+    """
+
+    start: str
+    special: dict[str, str]
+    puts: str = ""
+    template: str = ""
+    sentencepiece: bool = False
+
+
+_END = "<|endoftext|>"
+_CHATML = "{% for m in messages %}{{ '<|im_start|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
+_TURNS = "{{ bos_token }}{% for m in messages %}{{ '<|user|>' + m['content'] }}{% endfor %}"
+FAMILIES = {
+    "GPT-2": Family(_END, {"bos_token": _END, "eos_token": _END, "unk_token": _END}),
+    "SmolLM2": Family(_END, {"bos_token": _END, "eos_token": _END, "unk_token": _END}),
+    "SmolLM2-Instruct": Family(
+        _END,
+        {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": _END},
+        template=_CHATML,
+    ),
+    "Qwen": Family(_END, {"eos_token": "<|im_end|>", "pad_token": _END}, template=_CHATML),
+    "Llama-3": Family(
+        "<|begin_of_text|>",
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
+        puts="<|begin_of_text|>",
+        template=_TURNS,
+    ),
+    "Phi-3": Family(
+        "<s>",
+        {"bos_token": "<s>", "eos_token": _END, "unk_token": "<unk>"},
+        template=_TURNS,
+        sentencepiece=True,
+    ),
+    "Phi-3, first release": Family(
+        "<s>",
+        {"bos_token": "<s>", "eos_token": _END, "unk_token": "<unk>"},
+        puts="<s>",
+        sentencepiece=True,
+    ),
+    "Gemma": Family(
+        "<bos>",
+        {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        puts="<bos>",
+        template=_TURNS,
+        sentencepiece=True,
+    ),
+}
+READ = ["The soup was hot, and the bread was fresh.", "naïve café ☕", "  two\n\nlines", "好吃!"]
+
+
+def save_family(family: Family, folder: Path) -> str:
+    """Save a seeded model with a small tokenizer of the family."""
+    special = [*dict.fromkeys(family.special.values())]
+    model = models.BPE(byte_fallback=family.sentencepiece)
+    tokenizer = Tokenizer(model)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if family.sentencepiece:
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+        special += [f"<0x{byte:02X}>" for byte in range(256)]
+        alphabet = []
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([f"{text}, and fresh" for text in TEXTS], trainer)
+    if family.puts:
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{family.puts} $A",
+            special_tokens=[(family.puts, tokenizer.token_to_id(family.puts))],
+        )
+    saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **family.special)
+    saved.chat_template = family.template or None
+    saved.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(saved),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.7,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def nats_alone(folder: str, start: str, text: str) -> tuple[float, int]:
+    """Cross entropy and number of a text's tokens, with transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids: list[int] = tokenizer(text).input_ids
+    begin = tokenizer.convert_tokens_to_ids(start)
+    ids = ids if ids[0] == begin else [begin, *ids]
+    assert ids.count(begin) == 1
+    with torch.inference_mode():
+        loss = model(torch.tensor([ids]), labels=torch.tensor([ids])).loss
+    return loss.item(), len(ids) - 1
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_document_begins_as_the_tokenizer_has_it(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    folder = save_family(family, tmp_path)
+    alone = [nats_alone(folder, family.start, text) for text in READ]
+    nats, tokens = np.array(alone).T
+    scorer = Perplexity(folder)
+    scores = scorer.score(READ)
+    np.testing.assert_allclose(scores["log_likelihood"], -nats, rtol=1e-5)
+    np.testing.assert_allclose(scores["perplexity"], np.exp(nats), rtol=1e-4)
+    sizes = np.array([len(text.encode()) for text in READ])
+    bits = nats * tokens / math.log(2)
+    np.testing.assert_allclose(scores["bits_per_byte"], bits / sizes, rtol=1e-5)
+    corpus = scorer.corpus([*READ, ""])
+    assert corpus["bits_per_byte"] == pytest.approx(bits.sum() / sizes.sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["GPT-2", "Gemma"])
+@pytest.mark.parametrize("limit", [5, None])
+def test_bits_per_byte_are_of_what_is_read(family: str, limit: int | None, tmp_path: Path) -> None:
+    """Of a text that is cut by `max_tokens`, or by the 256 positions of the model."""
+    folder = save_family(FAMILIES[family], tmp_path)
+    text = "the food was good and the staff was kind, the café ☕ too; " * 20
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    start = tokenizer.convert_tokens_to_ids(FAMILIES[family].start)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    scorer = Perplexity(folder, max_tokens=limit, score_end=True)
+    found = scorer.score_samples(Samples([text]), ("bits_per_byte", "tokens")).scores
+    tokens = int(found["tokens"][0])
+    assert tokens < len(read.input_ids)
+    ids = torch.tensor([[start, *read.input_ids[:tokens]]])
+    with torch.inference_mode():
+        logits = model(ids[:, :-1]).logits.double()
+    nats = torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="sum").item()
+    size = len(text[: read.offset_mapping[tokens - 1][1]].encode())
+    expected = nats / math.log(2) / size
+    assert found["bits_per_byte"][0] == pytest.approx(expected, rel=1e-5)

@@ -25,6 +25,7 @@ class EvenModel:
     """Language model with a perplexity of 30 plus the number of words."""
 
     tokenizer = None  # only long texts are tokenized
+    max_tokens = 1024
 
     def answer(self, tasks: Sequence[Continuation]) -> list[TokenScores]:
         counts = [sum(len("".join(text).split()) for _, text in task.targets) for task in tasks]
