@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,12 @@ class _ScoreMetric(Metric):
     """Base class of metrics over one component; other keywords go to `torchmetrics.Metric`."""
 
     full_state_update = False
+    __jit_unused_properties__: ClassVar = [  # torch.jit.script compiles all others
+        *Metric.__jit_unused_properties__,
+        "component",
+        "dtype",
+        "higher_is_better",
+    ]
 
     def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -68,7 +74,8 @@ class _ScoreMetric(Metric):
 class _ScoreSums(_ScoreMetric):
     """Base class of metrics of sums, which those of one component share in a collection."""
 
-    sums: Tensor  # of valid scores, of valid samples, of samples
+    if TYPE_CHECKING:  # torch.jit.script cannot read the annotations of a class as text
+        sums: Tensor  # of valid scores, of valid samples, of samples
 
     def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
         super().__init__(component, **kwargs)
@@ -131,7 +138,8 @@ class ScoreOfAll(_ScoreMetric):
         ValueError: The scorer has several scores.
     """
 
-    records: list[Tensor] | Tensor
+    if TYPE_CHECKING:
+        records: list[Tensor] | Tensor
 
     def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
         super().__init__(component, **kwargs)

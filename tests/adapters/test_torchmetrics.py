@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import runpy
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from lightning_choice import quiet_trainer
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
-from ctrlreward import Samples
+from ctrlreward import FunctionScorer, Samples
 from ctrlreward.adapters.torchmetrics import FailRate, ScoreMean, ScoreOfAll
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
@@ -66,17 +65,13 @@ def test_metrics_of_one_score_share_it_and_those_of_another_scorer_do_not(letter
     assert values == pytest.approx({"share": 1.5 / 4, "fail_rate": 0.2, "other": 1 / 4})
 
 
-def test_forward_accumulates_and_copies_share_only_the_scorer(letters, kinds) -> None:
+def test_forward_returns_the_batch_value_and_accumulates(letters, kinds) -> None:
     mean, of_all = ScoreMean(letters["share"]), ScoreOfAll(kinds["kinds"])
     for metric in (mean, of_all):
         assert metric(Samples(["a", "a"])) == (1.0 if metric is mean else 0.5)
         assert metric(Samples(["b"])) == (0.0 if metric is mean else 1.0)
         assert metric.compute() == pytest.approx(2 / 3)
         metric.reset()
-        copy = metric.clone()
-        assert copy.component.scorer is metric.component.scorer
-        copy.update(Samples(["a"]))
-        assert pickle.loads(pickle.dumps(copy)).compute() == copy.compute() == 1.0
         metric.update(Samples(["f"]))
         assert math.isnan(metric.compute())
 
@@ -113,6 +108,8 @@ def test_lightning_logs_and_resets_each_epoch(letters, kinds, tmp_path) -> None:
 def test_what_would_be_counted_wrong_is_an_error(letters, kinds) -> None:
     with pytest.raises(ValueError, match="ScoreOfAll"):
         ScoreMean(kinds["kinds"])
+    with pytest.raises(ValueError, match="component"):
+        ScoreMean(letters)
     metric = ScoreOfAll(kinds["kinds"])
     with pytest.raises(ValueError, match="ids"):
         metric.update(Samples(["a", "b"]), ids=[1])
@@ -135,5 +132,16 @@ def test_sums_stay_exact_in_a_bfloat16_module(letters) -> None:
         module.metric.update(Samples(["a"]))
     assert module.metric.compute() == 1.0
     assert module.metric.to("meta").sums.device.type == "meta"
-    assert not module.metric.higher_is_better  # as the score says
-    assert not FailRate(letters["share"]).higher_is_better
+
+
+def test_directions(letters) -> None:
+    metrics = ScoreMean(letters["length"]), FailRate(letters["share"]), ScoreOfAll(letters["share"])
+    assert [metric.higher_is_better for metric in metrics] == [False, False, True]
+
+
+@pytest.mark.parametrize("kind", [ScoreMean, FailRate, ScoreOfAll])
+def test_a_module_that_has_a_metric_scripts(kind: type) -> None:
+    module = torch.nn.Linear(1, 1)
+    module.metric = kind(FunctionScorer(lambda texts: [1.0 for _ in texts], pointwise=True))
+    scripted = torch.jit.script(module)
+    assert torch.equal(scripted(torch.ones(1)), module(torch.ones(1)))
