@@ -1,4 +1,4 @@
-"""Runs that are interrupted in real processes, and resumed; full disks."""
+"""Runs that are interrupted in real processes, and resumed; cut checkpoints and full disks."""
 
 from __future__ import annotations
 
@@ -120,6 +120,23 @@ def test_a_rank_ends_soon_after_the_scoring_rank_has_died(tmp_path: Path) -> Non
 def callbacks(watch: Any, folder: Path) -> list[Any]:
     keeper = RewardCheckpoint("score/v", "max", dirpath=str(folder / "kept"))
     return [watch([0.125 * i for i in range(9)]), keeper]
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.0])
+def test_a_checkpoint_that_was_cut_off_is_named(
+    keep: float, fit, counter, watch, tmp_path: Path
+) -> None:
+    fit(counter(), callbacks(watch, tmp_path), max_steps=2)
+    last, best = tmp_path / "kept" / "last.ckpt", tmp_path / "kept" / "step=000002-v=0.250.ckpt"
+    content = last.read_bytes()
+    last.write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(Exception) as raised:  # noqa: PT011 — EOFError, OSError or RuntimeError
+        fit(counter(), callbacks(watch, tmp_path), ckpt_path="last", max_steps=4)
+    (note,) = raised.value.__notes__
+    assert str(last) in note
+    assert best.name in note
+    trainer = fit(counter(), callbacks(watch, tmp_path), ckpt_path=best, max_steps=4)
+    assert trainer.global_step == 4
 
 
 SAMPLES = "samples/score/step=000002.jsonl"
