@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from ctrlreward.aggregates import AGGREGATES, Aggregate, Weighted
 from ctrlreward.arguments import one_of
-from ctrlreward.functional.aggregates import counted_where
+from ctrlreward.functional.aggregates import counted_where, levelled_without_success
 from ctrlreward.placement import Worker
 from ctrlreward.samples import Samples, SamplesLike, Unfinished, as_samples, shortened
 from ctrlreward.scorers.base import LARGEST, Component, Scorer, Scores, score
@@ -104,12 +105,14 @@ class AnyReward(ABC):
     """Base of `Reward`, which scores in this process, and `RemoteReward`, which queries a server.
 
     `components` are by name, `derived` the names of the further columns of its batches, `given` the
-    conditions. `weights` belong to a weighted reward, else None.
+    conditions, `given_group` that of a group or None. `weights` belong to a weighted reward, else
+    None.
     """
 
     components: Mapping[str, Component]
     derived: tuple[str, ...]
     given: Conditions
+    given_group: tuple[str, float] | None
     weights: Mapping[str, float] | None
     _worker: Worker
 
@@ -164,6 +167,10 @@ class Reward(AnyReward):
             samples where the other one reaches it, and is 0 otherwise (GDPO, Liu et al. 2026, eq.
             8). A loss counts everywhere, so that no sample gains by failing a condition. If the
             condition fails (NaN), so does the component.
+        given_group: A component and a threshold, `("correct", 1.0)`, that some sample of a group
+            must reach (the column `groups`); the name alone means above 0. In a group without such
+            a sample, totals and components are the means of the group, so that nothing is learned
+            from a term of length or style there.
         answer_after: End of the reasoning in each completion, such as `"</think>"`: components read
             what follows, the answer. None: as the samples say.
         unfinished: Whether a completion without an answer counts as a whole (`"score"`) or fails
@@ -199,6 +206,7 @@ class Reward(AnyReward):
         | Callable[[Mapping[str, Scores]], Scores] = "weighted",
         device: str | None = None,
         given: Conditions | None = None,
+        given_group: str | tuple[str, float] | None = None,
         answer_after: str | None = None,
         unfinished: Unfinished | None = None,
     ) -> None:
@@ -219,6 +227,7 @@ class Reward(AnyReward):
         self.derived = aggregate.derived if isinstance(aggregate, Aggregate) else ()
         self.weights = aggregate.weights if isinstance(aggregate, Weighted) else None
         self.given = _checked_conditions(self.components, given or {})
+        self.given_group = _checked_group_condition(self.components, given_group)
         self.answer_after, self.unfinished = answer_after, unfinished
         self.device = device
         if device is not None:
@@ -240,7 +249,9 @@ class Reward(AnyReward):
         for scorer in self._scorers():
             scorer.release()
 
-    def combine(self, components: Mapping[str, Scores], seconds: float) -> RewardBatch:
+    def combine(
+        self, components: Mapping[str, Scores], seconds: float, samples: Samples
+    ) -> RewardBatch:
         """Return the rewards of samples whose scores are known; see `RewardBatch`."""
         scores = dict(components)
         for name, (condition, at_least) in self.given.items():
@@ -255,6 +266,15 @@ class Reward(AnyReward):
             failed |= np.isnan([*scores.values()]).any(axis=0)
         if isinstance(self.aggregate, Aggregate):
             scores |= self.aggregate.further(scores)
+        if self.given_group is not None:
+            condition, at_least = self.given_group
+            groups = samples.require("groups", "given_group")
+            succeeded = ~failed & (scores[condition] >= at_least)
+            total, *levelled = (
+                levelled_without_success(values, succeeded, failed, groups)
+                for values in (total, *scores.values())
+            )
+            scores = dict(zip(scores, levelled, strict=True))
         return RewardBatch(np.where(failed, np.nan, total), scores, failed, seconds)
 
     def _score(self, samples: Samples) -> RewardBatch:
@@ -262,7 +282,7 @@ class Reward(AnyReward):
         from ctrlreward.models.accelerators import scoring_stream  # with torch
 
         found = scoring_stream(self.device)(score)(self.components, self.as_read(samples))
-        batch = self.combine(found.warned(), time.perf_counter() - started)
+        batch = self.combine(found.warned(), time.perf_counter() - started, samples)
         return replace(batch, reasons=found.reasons)
 
     def as_read(self, samples: Samples) -> Samples:
@@ -343,6 +363,21 @@ def fit_scales(
             raise ValueError(f"{name} must differ between texts, got {valid[:3].tolist()}")
         scales[name] = (float(valid.mean()), deviation)
     return scales
+
+
+def _checked_group_condition(
+    components: Mapping[str, Component], given: str | tuple[str, float] | None
+) -> tuple[str, float] | None:
+    """Return a component and the lowest value of a success; a ValueError if it can't be met."""
+    if given is None:
+        return None
+    condition, at_least = (given, math.ulp(0.0)) if isinstance(given, str) else given
+    spec = components[one_of("given_group", condition, components)].spec
+    if not (spec.higher_is_better and np.isfinite(at_least)):
+        raise ValueError(
+            f"given_group = {given!r} must be a score that is better when higher, and finite"
+        )
+    return condition, float(at_least)
 
 
 def _checked_conditions(

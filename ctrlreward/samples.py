@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from itertools import compress
 from numbers import Integral
 from os import PathLike
@@ -167,6 +167,8 @@ class Samples:
         outputs: Generated texts without their prefixes, in place of `texts`. A text becomes prefix
             + output, with a space where neither side has one (`joined`). Without prefixes, the
             prompts are the prefixes, except for conversations. A blank output is an empty text.
+        extra: Name → n items of any type that functions may read (`FunctionScorer`), such as TRL's
+            `completion_ids`. They are not stored.
 
     Raises:
         TypeError: A column is not a sequence, or both texts and outputs are given.
@@ -194,6 +196,7 @@ class Samples:
     answer_after: str | Sequence[str] | None = None
     unfinished: Unfinished | Sequence[Unfinished] | None = None
     outputs: InitVar[Sequence[str] | None] = None
+    extra: Mapping[str, Sequence[Any]] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self, outputs: Sequence[str] | None) -> None:
         if outputs is not None:
@@ -223,6 +226,13 @@ class Samples:
             object.__setattr__(self, name, tuple(items))
             if len(items) != len(self.texts):
                 raise ValueError(f"{name} has {len(items)} items for {len(self.texts)} texts")
+        extra = {name: tuple(column) for name, column in self.extra.items()}
+        object.__setattr__(self, "extra", extra)
+        for name, column in extra.items():
+            if len(column) != len(self.texts):
+                raise ValueError(
+                    f"extra[{name!r}] has {len(column)} items for {len(self.texts)} texts"
+                )
         if outputs is not None:
             self._join()
         for each in {*(self.unfinished or ())} - {""}:  # an empty cell of a table
@@ -244,9 +254,12 @@ class Samples:
         object.__setattr__(self, "texts", tuple(joined(*row) for row in rows))
 
     @staticmethod
-    def _checked(columns: Mapping[str, tuple[Any, ...]]) -> Samples:
+    def _checked(
+        columns: Mapping[str, tuple[Any, ...]], extra: Mapping[str, tuple[Any, ...]]
+    ) -> Samples:
         """Return samples with columns of other samples, which need no checks again."""
         samples = object.__new__(Samples)
+        object.__setattr__(samples, "extra", extra)
         for name in JSON_KEYS:
             object.__setattr__(samples, name, columns.get(name))
         return samples
@@ -263,8 +276,11 @@ class Samples:
             if len(indices) != len(self):
                 raise ValueError(f"a mask must have {len(self)} items, got {len(indices)}")
             indices = list(compress(range(len(self)), indices))
-        columns = self.columns().items()
-        return self._checked({k: tuple(column[i] for i in indices) for k, column in columns})
+        columns, extra = (
+            {name: tuple(column[i] for i in indices) for name, column in table.items()}
+            for table in (self.columns(), self.extra)
+        )
+        return self._checked(columns, extra)
 
     def to(self, *_: Any, **__: Any) -> Samples:
         """Return the samples: text needs no device. Lightning and Accelerate move batches by it."""
@@ -272,7 +288,8 @@ class Samples:
 
     def columns(self) -> dict[str, tuple[Any, ...]]:
         """Return the columns that are present by name, in declaration order."""
-        return {name: column for name, column in vars(self).items() if column is not None}
+        columns = {name: getattr(self, name) for name in JSON_KEYS}
+        return {name: column for name, column in columns.items() if column is not None}
 
     def require(self, name: str, scorer: str) -> tuple[str, ...]:
         """Return a column that a scorer needs.
@@ -408,15 +425,15 @@ class Samples:
         columns["texts"] = tuple(texts)
         if self.prefixes is not None:
             columns["prefixes"] = tuple(prefixes)
-        return self._checked(columns), failures
+        return self._checked(columns, self.extra), failures
 
     def distinct(self) -> tuple[Samples, list[int]]:
         """Return the distinct samples (the samples themselves if all are), and each one's index.
 
         Groups are not compared: no pointwise scorer reads them.
         """
-        given = vars(self).items()
-        keys = [c for name, c in given if c is not None and name != "groups"]
+        keys = [column for name, column in self.columns().items() if name != "groups"]
+        keys += [tuple(map(repr, column)) for column in self.extra.values()]  # of any type
         index_of: dict[tuple[Any, ...], int] = {}
         first_rows: list[int] = []
         inverse: list[int] = []
@@ -446,13 +463,15 @@ class Samples:
     def concat(parts: Iterable[Samples]) -> Samples:
         """Concatenate samples in order."""
         parts = list(parts)
-        names = list(parts[0].columns())
+        names = [*parts[0].columns(), *parts[0].extra]
         for i, part in enumerate(parts):
-            if list(part.columns()) != names:
+            if [*part.columns(), *part.extra] != names:
                 raise ValueError(f"parts[{i}] must have the columns of parts[0], {names}")
-        return Samples._checked(
-            {name: tuple(item for each in parts for item in getattr(each, name)) for name in names}
+        columns, extra = (
+            {name: tuple(item for table in tables for item in table[name]) for name in tables[0]}
+            for tables in ([part.columns() for part in parts], [part.extra for part in parts])
         )
+        return Samples._checked(columns, extra)
 
     def to_jsonl(self, path: str | PathLike[str]) -> None:
         """Write one JSON record per sample, with singular keys (`text`, `prefix`, …)."""
@@ -662,7 +681,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Any) -> Samples:
 def _columns_of(data: Any) -> dict[str, Any]:
     """Return the columns of data of any form."""
     if isinstance(data, Samples):
-        return dict(data.columns())
+        return {**data.columns(), "extra": data.extra}
     table = None if isinstance(data, list | tuple) else table_of(data)
     if table is not None:
         return _known_columns(table)

@@ -198,6 +198,21 @@ def test_distinct_samples_restore_the_batch(batch: Samples, data: st.DataObject)
     assert len({*zip(*(distinct.columns()[name] for name in read), strict=True)}) == len(distinct)
 
 
+def test_further_columns_follow_their_rows() -> None:
+    samples = Samples(["a", "ab", "a"], prefixes=["a"] * 3, extra={"ids": [[1], [1, 2], [1]]})
+    assert samples[[1, 0]].extra == {"ids": ([1, 2], [1])}
+    assert Samples.concat([samples[:1], samples[1:]]) == samples
+    assert as_samples(samples, labels="x").extra == samples.extra
+    assert samples.completed(["b"] * 3).extra == samples.extra
+    assert "ids" not in samples.columns()
+    distinct, places = samples.distinct()
+    assert (distinct.extra["ids"], places) == (([1], [1, 2]), [0, 1, 0])
+    with pytest.raises(ValueError, match="ids"):
+        Samples(["a"], extra={"ids": []})
+    with pytest.raises(ValueError, match="parts"):
+        Samples.concat([samples, Samples(["a"], prefixes=["a"])])
+
+
 # Files.
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ctrlreward.arguments import one_of
 from ctrlreward.reward import AnyReward, Reward
-from ctrlreward.samples import COLUMN_OF, Samples
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples
 
 # Filled in from the trainer's completions and prompts, so they can't be mapped.
 _FILLED_IN = ("texts", "prompts")
@@ -19,7 +19,8 @@ def check_columns(
 ) -> dict[str, str]:
     """Return the mapping from columns of `Samples` to the trainer's column names.
 
-    Raises a ValueError if it has an unknown column, or lacks one that the reward needs.
+    Raises a ValueError if it has an unknown column, or lacks one that the reward needs. What else a
+    function reads, `Samples.extra`, is known when it is called.
     """
     known = [name for name, column in COLUMN_OF.items() if column not in _FILLED_IN]
     mapping: dict[str, str] = {}
@@ -31,7 +32,7 @@ def check_columns(
     # A RemoteReward is not asked: its server may start later.
     for component in reward.components.values() if isinstance(reward, Reward) else ():
         for name, reader in component.scorer.required_columns([component.name]).items():
-            if name not in (*mapping, *_FILLED_IN, "groups"):
+            if name in JSON_KEYS and name not in (*mapping, *_FILLED_IN, "groups"):
                 raise ValueError(f"{reader} needs the column {name!r}: columns={{{name!r}: ...}}")
     return mapping
 
@@ -39,11 +40,17 @@ def check_columns(
 def check_single_samples(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
     """Raise a ValueError unless a reward suits trainers that ask for one sample, and one number.
 
-    No component depends on several samples, or has the name of one of the `keys` of a result, and
-    `failed_score` is finite: a trainer would spread NaN to other samples.
+    Neither a component nor `given_group` depends on several samples, no component has the name of
+    one of the `keys` of a result, and `failed_score` is finite: a trainer would spread NaN to other
+    samples.
     """
     if not math.isfinite(failed_score):
         raise ValueError(f"failed_score must be finite, got {failed_score}")
+    if reward.given_group is not None:
+        raise ValueError(
+            f"given_group = {reward.given_group} needs all completions of a prompt, but this "
+            "trainer asks for one at a time"
+        )
     for name, component in reward.components.items():
         if name in keys:
             raise ValueError(f"a component must not be named {name!r}, a key of every result")

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ctrlreward.adapters._conversion import build_samples, check_columns
+from ctrlreward.functional.advantages import zero_signal
 from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.models.sharing import locked
 from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
@@ -30,8 +32,8 @@ class Rewards(list[float | None]):
     components: Mapping[str, list[float | None]] = {}
 
 
-# Keywords that TRL passes in addition to the dataset's columns.
-_NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
+# Keywords of TRL that do not have an item per completion.
+_NOT_COLUMNS = ("log_extra", "log_metric", "trainer_state")
 
 
 class RewardFuncs(list[Any]):
@@ -59,11 +61,15 @@ def as_reward_funcs(
     """Return one function that returns the reward's total; it needs no `reward_weights`.
 
     TRL logs `rewards/<name>/mean` and `/std` of the total, and as means over the samples of all
-    ranks `<name>/fail_rate` and `<name>/<component>`, without failed samples.
+    ranks `<name>/fail_rate` and `<name>/<component>`, without failed samples. `<name>/zero_signal`
+    is the share of groups whose totals are equal, from which nothing is learned.
+
+    Functions of the reward get TRL's `completion_ids` and `environments`, and the columns of the
+    dataset, by their names (`FunctionScorer`).
 
     Args:
         reward: The reward, or the arguments of `Reward`. Each rank scores its own samples, so
-            `Distinct` sees only the part of a group that is on its rank.
+            `Distinct` and `given_group` see only the part of a group that is on its rank.
         columns: Column of `Samples` → column of the dataset, `{"labels": "sentiment"}`. With
             `{"prefixes": "prompt"}` each text is prompt + completion, else the completion alone. A
             sample without a value in such a column is of another task: its reward is None.
@@ -112,7 +118,7 @@ def as_component_funcs(
     The weights are for `GRPOConfig(reward_weights=...)`: without them, TRL would reward the wrong
     direction of a score that is better when lower. The functions score a batch once between them. A
     sample that fails in one component is None in all, because TRL would sum the others; TRL logs
-    `<component>/fail_rate`.
+    `<component>/fail_rate` and `/zero_signal`.
 
     Raises:
         ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
@@ -162,16 +168,23 @@ class _RewardFunc:
             if value is None or (isinstance(value, float) and math.isnan(value))
         }
         rows = [i for i in range(len(completions)) if i not in absent]
+        extra = {name: [column[i] for i in rows] for name, column in table.items()}
         samples = build_samples(
             [plain_text(completions[i], "assistant") for i in rows],
             [plain_text(prompts[i]) for i in rows],
-            {name: [column[i] for i in rows] for name, column in table.items()},
+            extra,
             self.columns,
         )
-        return rows, samples.replace(prompts=[as_prompt(prompts[i]) for i in rows])
+        asked = [as_prompt(prompts[i]) for i in rows]
+        return rows, samples.replace(prompts=asked, extra=extra)
 
     def logged(
-        self, batch: RewardBatch, rows: Sequence[int], n: int, given: Mapping[str, Any]
+        self,
+        batch: RewardBatch,
+        rows: Sequence[int],
+        samples: Samples,
+        n: int,
+        given: Mapping[str, Any],
     ) -> Rewards:
         """Return the total of n samples, of which `rows` were scored; log it, and its components.
 
@@ -187,7 +200,8 @@ class _RewardFunc:
             name: values[~batch.failed & ~np.isnan(values)]
             for name, values in batch.components.items()
         }
-        self.log({**valid, "fail_rate": batch.incomplete}, given)
+        signal = _zero_signal(batch.total, samples)
+        self.log({**valid, "fail_rate": batch.incomplete, "zero_signal": signal}, given)
         return rewards
 
     def log(self, columns: Mapping[str, npt.NDArray[Any]], given: Mapping[str, Any]) -> None:
@@ -203,7 +217,7 @@ class _Total(_RewardFunc):
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Rewards:
         rows, samples = self.samples(prompts, completions, given)
-        return self.logged(self.reward(samples), rows, len(completions), given)
+        return self.logged(self.reward(samples), rows, samples, len(completions), given)
 
 
 class _AsyncTotal(_RewardFunc):
@@ -214,7 +228,7 @@ class _AsyncTotal(_RewardFunc):
     ) -> Rewards:
         rows, samples = self.samples(prompts, completions, given)
         batch = await asyncio.wrap_future(self.reward.submit(samples))
-        return self.logged(batch, rows, len(completions), given)
+        return self.logged(batch, rows, samples, len(completions), given)
 
 
 class _Component(_RewardFunc):
@@ -224,7 +238,8 @@ class _Component(_RewardFunc):
         rows, samples = self.samples(prompts, completions, given)
         batch = self.reward(samples)
         values = batch.components[self.name]
-        self.log({"fail_rate": np.isnan(values)}, given)
+        signal = _zero_signal(np.where(batch.failed, np.nan, values), samples)
+        self.log({"fail_rate": np.isnan(values), "zero_signal": signal}, given)
         return _spread(np.where(batch.failed, np.nan, values), rows, len(completions))
 
 
@@ -243,6 +258,15 @@ class _CachedReward:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"reward": self.reward, "last": None}
+
+
+def _zero_signal(values: Scores, samples: Samples) -> npt.NDArray[np.bool_]:
+    """Return for each group whether its valid values are equal."""
+    if not len(samples):
+        return np.array([], dtype=bool)
+    _, first, groups = np.unique(samples.groups or (), return_index=True, return_inverse=True)
+    equal = zero_signal(torch.from_numpy(values), torch.from_numpy(groups))
+    return equal.numpy()[first]
 
 
 def _spread(values: Scores, rows: Sequence[int], n: int) -> Rewards:

@@ -164,7 +164,7 @@ def _scores(
     found = {name: scores[name] for name in components}
     if loaded is not None:
         own = {name: scores[f"reward/{name}"] for name in parts}
-        batch = loaded.combine(own, 0.0) if isinstance(loaded, Reward) else loaded(samples)
+        batch = loaded.combine(own, 0.0, samples) if isinstance(loaded, Reward) else loaded(samples)
         for name, component in parts.items() if len(parts) > 1 else ():
             found[name], specs[name] = batch.components[name], component.spec
         found["reward"], specs["reward"] = batch.total, ScoreSpec(True, (-np.inf, np.inf))

@@ -163,7 +163,7 @@ def rescore(
         with fixed_randomness(scorer.seed):
             result = scorer.score_samples(samples, path, score_parts(scorer.scored, samples, log))
         metrics.setdefault(step, {}).update(result.metrics)
-        totals = total_of(reward, result.scores)
+        totals = total_of(reward, result.scores, samples)
         if totals is not None:
             metrics[step][f"{name}/{TOTAL}"] = valid_mean(totals)
             _, shown, kept, reasons, measure = read_scored_file(path)
@@ -224,7 +224,8 @@ def _check(reward: AnyReward, stored: StoredTexts) -> None:
         check_samples(reward.components, stored.samples)
     except MissingColumn as error:
         raise ValueError(
-            f"{stored.file} has no {JSON_KEYS[error.column]!r}, which {error.reader} needs"
+            f"{stored.file} has no {JSON_KEYS.get(error.column, error.column)!r}, which "
+            f"{error.reader} needs"
         ) from None
     except ValueError as error:
         raise ValueError(f"{stored.file}: {error}") from None
@@ -236,15 +237,17 @@ def has_total(reward: AnyReward) -> bool:
     return combines and TOTAL not in reward.components and len(reward.components) > 1
 
 
-def total_of(reward: AnyReward, components: Mapping[str, Scores]) -> Scores | None:
+def total_of(
+    reward: AnyReward, components: Mapping[str, Scores], samples: Samples
+) -> Scores | None:
     """Return the totals of n samples, shape (n,); None where `has_total` is false."""
     if not has_total(reward):
         return None
-    if not isinstance(reward, Reward):  # a server's, whose weights and conditions are known
+    if not isinstance(reward, Reward):  # a server's, whose components are after its conditions
         assert reward.weights is not None
         weighted = {name: (c, reward.weights[name]) for name, c in reward.components.items()}
-        reward = Reward(weighted, given=reward.given)
-    return reward.combine(components, 0.0).total
+        reward = Reward(weighted)
+    return reward.combine(components, 0.0, samples).total
 
 
 # Decisions

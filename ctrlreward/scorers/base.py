@@ -428,10 +428,11 @@ def computable(scorer: Scorer, samples: Samples) -> tuple[str, ...]:
 
 def check_columns(components: Mapping[str, Component], samples: Samples) -> None:
     """Raise if samples lack a column that a component needs."""
+    present = {**samples.columns(), **samples.extra}
     for component in components.values():
         for column, reader in component.scorer.required_columns([component.name]).items():
-            if getattr(samples, column) is None:
-                raise MissingColumn(column, reader, samples.columns())
+            if column not in present:
+                raise MissingColumn(column, reader, present)
 
 
 def check_samples(components: Mapping[str, Component], samples: Samples) -> None:

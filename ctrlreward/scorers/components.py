@@ -13,7 +13,7 @@ import numpy as np
 
 from ctrlreward.arguments import kind_of
 from ctrlreward.models.chats import prompt_messages, prompt_text
-from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, shortened
+from ctrlreward.samples import COLUMN_OF, MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import Component, Scorer, ScoreSpec, computable
 
 # Types that a `Reward`, a callback or an adapter accepts as a component.
@@ -23,7 +23,10 @@ ComponentLike: TypeAlias = Component | Scorer | Callable[..., Any]
 _COLUMN_OF = {**COLUMN_OF, "solution": "references", "ground_truth": "references"}
 
 # First parameters that do not mean texts.
-_NOT_TEXTS = ["completion_ids", *(name for name, col in _COLUMN_OF.items() if col != "texts")]
+_NOT_TEXTS = [name for name, column in _COLUMN_OF.items() if column != "texts"]
+
+# A function with one of these parameters has TRL's signature.
+_OF_TRL = {"completions", "completion_ids", "environments"}
 
 # Annotation of completions that are lists of messages, such as TRL's own functions have.
 _MESSAGES = re.compile(r"(list|Sequence)\[\s*(\w+\.)*(list|Sequence)\[", re.IGNORECASE)
@@ -36,15 +39,17 @@ class FunctionScorer(Scorer):
     `Reward`, callbacks and adapters convert functions to it. The names of its parameters decide how
     it is called:
 
-    - `completions` is one of them: in TRL's signature, `f(prompts=..., completions=...)`. Prompts
-      are the column `prompts`, or else `prefixes`; completions are the text after the prefix. Both
-      are strings, or messages if `completions` is annotated as lists of lists, as in `trl.rewards`.
+    - `completions`, `completion_ids` or `environments` is one of them: in TRL's signature,
+      `f(prompts=..., completions=...)`. Prompts are the column `prompts`, or else `prefixes`;
+      completions are the text after the prefix. Both are strings, or messages if `completions` is
+      annotated as lists of lists, as in `trl.rewards`.
     - `samples` is the first one: `f(samples)`, with the `Samples`, as a `Reward` is called.
     - Otherwise `f(texts)`, with a list of strings.
 
     In the first and the third case, further parameters get the columns that they name (`labels`,
-    `label`), and `**kwargs` all of them; `solution` and `ground_truth` get `references`. The
-    function returns one number per sample, None or NaN for a sample that failed.
+    `label`), and `**kwargs` all of them; `solution` and `ground_truth` get `references`. Other
+    names are of `Samples.extra`: under TRL `completion_ids`, `environments` and the columns of the
+    dataset. The function returns one number per sample, None or NaN for a sample that failed.
 
     Args:
         function: The function. It has to pickle if the reward does.
@@ -71,16 +76,10 @@ class FunctionScorer(Scorer):
                 raise ValueError(f"range must be (lowest, highest), got {self.range!r}")
         parameters = self._parameters()
         first = next(iter(parameters), "")
-        if "completions" not in parameters and first in _NOT_TEXTS:
+        if not _OF_TRL & parameters.keys() and first in _NOT_TEXTS:
             raise TypeError(
                 f"{self.name} must have texts or completions as its first parameter, got {first!r}"
             )
-        for name, parameter in self._column_parameters().items():
-            if name not in _COLUMN_OF and _is_required(parameter):
-                raise TypeError(
-                    f"{self.name} has the parameter {name!r}, must be a column of Samples "
-                    f"({', '.join(JSON_KEYS)}) or have a default"
-                )
 
     @property
     def name(self) -> str:
@@ -97,8 +96,9 @@ class FunctionScorer(Scorer):
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Columns that the function names without a default; prompts may also be prefixes."""
         parameters = self._column_parameters()
-        required = [_COLUMN_OF[name] for name, p in parameters.items() if _is_required(p)]
-        return {column: self.name for column in required if column not in ("texts", "prompts")}
+        required = [_column_of(name) for name, p in parameters.items() if _is_required(p)]
+        made = ("texts", "prompts", "completions")
+        return {column: self.name for column in required if column not in made}
 
     def score_samples(self, samples: Samples) -> dict[str, Any]:
         """Return the result of the function, by its name."""
@@ -106,28 +106,32 @@ class FunctionScorer(Scorer):
         if next(iter(parameters), None) == "samples":
             result = self.function(samples)
             return {self.name: getattr(result, "total", result)}  # of a `Reward`
-        columns: dict[str, list[Any]] = {n: [*column] for n, column in samples.columns().items()}
+        table = {**samples.extra, **samples.columns(), "completions": samples.completions}
+        columns: dict[str, list[Any]] = {name: [*column] for name, column in table.items()}
         if samples.prefixes is not None:
             columns.setdefault("prompts", columns["prefixes"])
         messages = _MESSAGES.search(str(getattr(parameters.get("completions"), "annotation", "")))
         if "prompts" in columns:
             read = prompt_messages if messages else prompt_text
             columns["prompts"] = [read(prompt) for prompt in columns["prompts"]]
-        keywords: dict[str, Any] = {}
-        for name, parameter in self._column_parameters().items():
-            if parameter.kind is Parameter.VAR_KEYWORD:
-                taken = {_COLUMN_OF[name] for name in keywords}
-                keywords |= {n: c for n, c in columns.items() if n not in (*taken, "texts")}
-            elif name in _COLUMN_OF and _COLUMN_OF[name] in columns:
-                keywords[name] = columns[_COLUMN_OF[name]]
-            elif _is_required(parameter):
-                raise MissingColumn(_COLUMN_OF[name], self.name, samples.columns())
-        if "completions" not in parameters:
-            return {self.name: self.function(columns["texts"], **keywords)}
-        completions: list[Any] = [*samples.completions]
         if messages:
-            completions = [[{"role": "assistant", "content": text}] for text in completions]
-        return {self.name: self.function(completions=completions, **keywords)}
+            said = [[{"role": "assistant", "content": text}] for text in samples.completions]
+            columns["completions"] = said
+        keywords: dict[str, Any] = {}
+        of_trl = bool(_OF_TRL & parameters.keys())
+        for name, parameter in self._column_parameters().items():
+            column = _column_of(name)
+            if parameter.kind is Parameter.VAR_KEYWORD:
+                taken = {"texts", *map(_column_of, keywords)}
+                taken |= set() if of_trl else {"completions"}
+                keywords |= {n: values for n, values in columns.items() if n not in taken}
+            elif column in columns:
+                keywords[name] = columns[column]
+            elif _is_required(parameter):
+                raise MissingColumn(column, self.name, {**samples.columns(), **samples.extra})
+        if of_trl:
+            return {self.name: self.function(**keywords)}
+        return {self.name: self.function(columns["texts"], **keywords)}
 
     def _parameters(self) -> dict[str, Parameter]:
         try:
@@ -136,13 +140,17 @@ class FunctionScorer(Scorer):
             return {}
 
     def _column_parameters(self) -> dict[str, Parameter]:
-        """Return the parameters that get columns: all but completions, samples or texts."""
+        """Return the parameters that get columns by name: all but the first samples or texts."""
         parameters = self._parameters()
+        if _OF_TRL & parameters.keys():
+            return parameters
         first = next(iter(parameters), None)
-        if first == "samples":
-            return {}
-        read = "completions" if "completions" in parameters else first
-        return {name: p for name, p in parameters.items() if name != read}
+        return {} if first == "samples" else {n: p for n, p in parameters.items() if n != first}
+
+
+def _column_of(name: str) -> str:
+    """Return the column of a parameter."""
+    return _COLUMN_OF.get(name, name)
 
 
 def _is_required(parameter: Parameter) -> bool:

@@ -38,12 +38,16 @@ class _TokenCounts(Scorer):
     def score_samples(self, samples: Samples) -> Scored:
         """Return the scores of each text; NaN for fewer than n tokens."""
         with locked(self.tokenizer):
-            ids = read_strings(self.tokenizer, list(samples.texts))["input_ids"]
+            ids = read_strings(self.tokenizer, self._texts(samples))["input_ids"]
         groups = samples.prefixes if samples.groups is None else samples.groups
         scores = self._scores(ids, groups)
         short = np.flatnonzero(np.isnan(next(iter(scores.values())))).tolist()
         few = f"the text has fewer than {self.n} tokens"
         return Scored(scores, Failures(dict.fromkeys(short, few)))
+
+    @abstractmethod
+    def _texts(self, samples: Samples) -> list[str]:
+        """Return what is counted of each sample."""
 
     @abstractmethod
     def _scores(
@@ -75,6 +79,9 @@ class Distinct(_TokenCounts):
         ("distinct_1", "distinct_2", "distinct_3", "distinct"), ScoreSpec(True, (0.0, 1.0))
     )
 
+    def _texts(self, samples: Samples) -> list[str]:
+        return list(samples.texts)
+
     def _scores(
         self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
     ) -> dict[str, Sequence[float]]:
@@ -86,10 +93,11 @@ class Distinct(_TokenCounts):
 
 
 class Repetition(_TokenCounts):
-    """Share of a text's n-grams that repeat an earlier one, prefix included (`repetition`).
+    """Share of a text's n-grams that repeat an earlier one, without the prefix (`repetition`).
 
     - `repetition`: 1 - number of distinct n-grams / number of n-grams, 0 to below 1; lower is
-      better. seq-rep-n of Welleck et al. 2020. NaN for a text of fewer than n tokens.
+      better. seq-rep-n of Welleck et al. 2020, of what the model wrote: the text after its prefix.
+      NaN for fewer than n tokens.
 
     Args:
         model: As in `Distinct`.
@@ -102,6 +110,9 @@ class Repetition(_TokenCounts):
         super().__init__(model)
         check_length(n)
         self.n = n
+
+    def _texts(self, samples: Samples) -> list[str]:
+        return samples.completions
 
     def _scores(
         self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None

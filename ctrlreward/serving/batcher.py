@@ -130,7 +130,7 @@ def score_requests(
     try:
         if not ends[-1]:
             none = dict.fromkeys(components, np.empty(0))
-            return [reward.combine(none, 0.0) for _ in requests]
+            return [reward.combine(none, 0.0, samples) for samples in requests]
         scores = score(merged, Samples.concat(requests)).warned() if merged else {}
         rows = []
         for samples, end in zip(requests, ends, strict=True):
@@ -138,7 +138,10 @@ def score_requests(
             own |= score(others, samples).warned() if others else {}
             rows.append({name: own[name] for name in components})
         seconds = time.perf_counter() - started
-        return [reward.combine(row, seconds) for row in rows]
+        return [
+            reward.combine(row, seconds, samples)
+            for row, samples in zip(rows, requests, strict=True)
+        ]
     except Exception as error:
         if not alone:
             return [score_requests(reward, [samples])[0] for samples in requests]

@@ -138,7 +138,7 @@ def explained_columns(present: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except MissingColumn as error:
-        key, scorer = JSON_KEYS[error.column], error.reader.split()[0]
+        key, scorer = JSON_KEYS.get(error.column, error.column), error.reader.split()[0]
         raise ValueError(
             f"{error.reader} needs the column {key!r}, but the file has only {', '.join(present)}. "
             f"Add the column, or name another one with --columns.{key}=COLUMN. "

@@ -76,8 +76,12 @@ def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..
 
     def run(reward_funcs: list[Any], chat: bool = False, **changes: Any) -> Any:
         rows = [
-            {"prompt": [{"role": "user", "content": text}] if chat else text, "tone": tone}
-            for text, tone in (("ab", "glad"), ("cd", "sad"))
+            {
+                "prompt": [{"role": "user", "content": text}] if chat else text,
+                "tone": tone,
+                "gold": gold,
+            }
+            for text, tone, gold in (("ab", "glad", "1"), ("cd", "sad", "2"))
         ]
         settings = {
             "eval_strategy": "no",

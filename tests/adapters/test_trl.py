@@ -10,6 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trl.rewards import (
+    get_cosine_scaled_reward,
+    get_repetition_penalty_reward,
+    get_soft_overlong_punishment,
+)
 
 from ctrlreward import Reward, Similarity, WordVectors
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
@@ -74,6 +79,70 @@ def test_training_uses_the_total_and_leaves_out_failed_samples(
     if chat:
         assert set(letters.scored[0].labels) == {"glad", "sad"}
         assert set(letters.scored[0].prompts) == {"ab", "cd"}
+
+
+def test_trls_own_rewards_are_components(train) -> None:
+    """Their values in our log are those of direct calls, in each of five steps."""
+    functions = {
+        "repetition": get_repetition_penalty_reward(ngram_size=1),
+        "cosine": get_cosine_scaled_reward(max_len=4),
+        "overlong": get_soft_overlong_punishment(4, 3),
+    }
+    calls: list[dict[str, list[float]]] = []
+
+    def easy(texts: list[str], gold: list[str]) -> list[float]:
+        return [float(each) for each in gold]
+
+    def direct(completions: Any, completion_ids: Any, gold: list[str], **_: Any) -> list[float]:
+        asked = {"completions": completions, "completion_ids": completion_ids, "solution": gold}
+        calls.append({name: function(**asked) for name, function in functions.items()})
+        calls[-1]["easy"] = easy([], gold)
+        return [0.0] * len(completions)
+
+    ours = as_reward_funcs({**functions, "easy": easy}, {"references": "gold"}, name="ours")
+    trainer = train([ours, direct], chat=True, max_steps=5)
+    rows = [row for row in trainer.state.log_history if "reward" in row]
+    assert len(rows) == len(calls) == 5
+    for row, call in zip(rows, calls, strict=True):
+        for name, values in call.items():
+            assert row[f"ours/{name}"] == pytest.approx(np.mean(values))
+        assert row["rewards/ours/mean"] == pytest.approx(np.sum([*call.values()], axis=0).mean())
+        assert row["ours/fail_rate"] == 0
+    for name, values in calls[-1].items():
+        assert len({value for call in calls for value in call[name]}) > 1
+        assert list(trainer._logs["extra"][f"ours/{name}"]) == values
+
+
+def test_wrong_answers_alone_teach_nothing(train) -> None:
+    """Completions of "ab" are right every other time, those of "cd" never; all differ in length."""
+
+    def right(prompts: list[str], completions: list[str]) -> list[float]:
+        return [float(p == "ab" and i % 2 == 0) for i, p in enumerate(prompts)]
+
+    def brief(texts: list[str]) -> list[float]:
+        return [0.1 * i for i in range(len(texts))]
+
+    for given_group, share in ((None, 0.0), ("right", 0.5)):
+        reward = Reward({"right": right, "brief": brief}, given_group=given_group)
+        trainer = train([as_reward_funcs(reward)])
+        wrong = np.array(trainer._logs["prompt"]) == "cd"
+        advantages = np.array(trainer._logs["advantages"])
+        assert (np.abs(advantages[wrong]) < 1e-2).all() == (given_group is not None)
+        assert (np.abs(advantages[~wrong]) > 0.1).all()
+        *_, last = (row for row in trainer.state.log_history if "reward" in row)
+        assert last["reward/zero_signal"] == last["frac_reward_zero_std"] == share
+        functions, weights = as_component_funcs(reward)  # GDPO
+        trainer = train(
+            functions,
+            reward_weights=weights,
+            multi_objective_aggregation="normalize_then_sum",
+        )
+        table = {name: np.array(values) for name, values in trainer._logs["rewards"].items()}
+        wrong = np.array(trainer._logs["prompt"]) == "cd"
+        assert (np.ptp(table["brief"][wrong]) == 0) == (given_group is not None)
+        *_, last = (row for row in trainer.state.log_history if "reward" in row)
+        assert last["right/zero_signal"] == 0.5
+        assert last["brief/zero_signal"] == share
 
 
 def test_decisions_on_the_metrics_of_trls_own_evaluation(train, reward, letters) -> None:

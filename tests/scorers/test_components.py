@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trl.rewards import accuracy_reward, think_format_reward
+from trl.rewards import accuracy_reward, get_soft_overlong_punishment, think_format_reward
 
 from ctrlreward import FunctionScorer, LexiconSentiment, Reward, Samples
 from ctrlreward.samples import MissingColumn
@@ -84,6 +84,32 @@ def test_prefixes_are_prompts_and_a_missing_column_is_named() -> None:
         FunctionScorer(echo).score(["ab"])
     with pytest.raises(MissingColumn, match="labels"):
         Reward(with_columns)(["ab"])
+    with pytest.raises(MissingColumn, match="completion_ids"):
+        Reward(get_soft_overlong_punishment(4, 2))(["ab"])
+
+
+def test_a_function_reads_further_columns_by_their_names() -> None:
+    extra = {"completion_ids": [[1, 1, 1], [1]], "difficulty": [2, 3], "environments": [{}, {1: 2}]}
+    samples = Samples(["aa", "aa"], labels=["x", "y"], extra=extra)
+
+    def ids(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+        assert {*kwargs} == {"completions", "labels", "difficulty", "environments"}
+        return [len(tokens) / 4 for tokens in completion_ids]
+
+    def state(environments: list[dict[int, int]], label: list[str]) -> list[int]:
+        return [len(e) + (name == "y") for e, name in zip(environments, label, strict=True)]
+
+    def hard(texts: list[str], difficulty: list[int]) -> list[int]:
+        return [len(text) * d for text, d in zip(texts, difficulty, strict=True)]
+
+    # Equal texts, but not equal samples.
+    reward = Reward([FunctionScorer(f, pointwise=True) for f in (ids, state, hard)])
+    batch = reward(samples[[1, 0, 1]])
+    assert {name: values.tolist() for name, values in batch.components.items()} == {
+        "ids": [0.25, 0.75, 0.25],
+        "state": [2.0, 0.0, 2.0],
+        "hard": [6.0, 4.0, 6.0],
+    }
 
 
 def test_a_function_sees_the_whole_batch_unless_it_is_pointwise() -> None:
@@ -109,8 +135,7 @@ async def later(texts: list[str]) -> list[float]:
 
 
 WRONG: dict[str, Any] = {
-    "completion_ids": lambda completions, completion_ids: [],
-    "lable": lambda texts, lable: [],
+    "labels": lambda labels, texts: [],
     "later": later,
     "function": FunctionScorer,
 }

@@ -56,6 +56,18 @@ def test_repetition_of_each_text(words: PreTrainedTokenizerBase) -> None:
     assert failures_of(Repetition(words, n=2), Samples(texts)).keys() == {2, 3}
 
 
+def test_repetition_does_not_count_the_prefix(words: PreTrainedTokenizerBase) -> None:
+    prefixes = ["a b a b", "a b", "a b", ""]
+    ends = [" c d e", " a b a b", " b b b", "a b a b"]
+    texts = [prefix + end for prefix, end in zip(prefixes, ends, strict=True)]
+    scores = Repetition(words, n=2).score(Samples(texts, prefixes=prefixes))["repetition"]
+    for score, end in zip(scores, ends, strict=True):
+        own = end.split()
+        pairs = [(own[i], own[i + 1]) for i in range(len(own) - 1)]
+        repeated = sum(pair in pairs[:i] for i, pair in enumerate(pairs))
+        assert score == pytest.approx(repeated / len(pairs))
+
+
 def test_a_length_of_0_is_refused() -> None:
     with pytest.raises(ValueError, match="n"):
         Repetition(n=0)

@@ -158,12 +158,16 @@ def test_conditions_and_ensembles_are_those_of_the_server(
     here = (
         Reward(components, MeanMinusDeviation(scales))
         if ensemble
-        else Reward(components, given={"length": ("letters", 1.0)})
+        else Reward(components, given={"length": ("letters", 1.0)}, given_group=("letters", 2.0))
     )
     remote = RemoteReward(live_server(here).url, expect=describe(here)["fingerprint_id"])
-    samples = Samples(["soup", "", "tea", "foo"], labels=["o"] * 4)
+    texts, groups = ["soup", "", "tea", "foo", "tea"], ["a", "a", "a", "b", "b"]
+    samples = Samples(texts, labels=["o"] * 5, groups=groups)
     assert_equal(remote(samples), here(samples))
+    lengths = remote["length"](samples)
+    np.testing.assert_array_equal(lengths, here(samples).components["length"])
     assert (remote.derived, remote.given) == (here.derived, here.given)
+    assert remote.given_group == here.given_group
     with pytest.raises(OtherReward):
         RemoteReward(remote.url, expect=describe(Reward(components))["fingerprint_id"])(samples)
     remote.release()
