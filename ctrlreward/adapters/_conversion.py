@@ -75,7 +75,7 @@ def build_samples(
     doesn't pass them. `columns` maps columns of `Samples` to names in the table.
     """
     known = dict(table) if prompts is None else {"prompt": prompts, **table}
-    mapped = {
+    mapped: dict[str, Any] = {
         name: known[one_of(f"columns[{name!r}]", source, known)] for name, source in columns.items()
     }
     if "groups" in mapped:

@@ -84,7 +84,7 @@ def read_texts(
     chosen = [each[(i % 4) * 10 + i // 4] for i in range(min(count, len(each)))]
     prefixes = [passage.prefix for passage in chosen]
     named = list(itertools.islice(itertools.cycle(labels), len(chosen))) if labels else None
-    same = dict.fromkeys(("prefixes", "prompts", "sources"), prefixes)
+    same: Any = dict.fromkeys(("prefixes", "prompts", "sources"), prefixes)
     return Samples([passage.text for passage in chosen], **same, labels=named)
 
 

@@ -64,7 +64,8 @@ class ScoreBody(Message):
     def to_samples(self) -> Samples:
         """Return the samples; an `ItemError` for attributes that no label can have."""
         keys = self.samples[0].model_fields_set if self.samples else {"text"}
-        return Samples(**{COLUMN_OF[k]: [getattr(s, k) for s in self.samples] for k in keys})
+        columns: Any = {COLUMN_OF[k]: [getattr(s, k) for s in self.samples] for k in keys}
+        return Samples(**columns)
 
 
 class Result(Message):
