@@ -255,7 +255,7 @@ class Samples:
 
     @staticmethod
     def _checked(
-        columns: Mapping[str, tuple[Any, ...]], extra: Mapping[str, tuple[Any, ...]]
+        columns: Mapping[str, tuple[Any, ...]], extra: Mapping[str, Sequence[Any]]
     ) -> Samples:
         """Return samples with columns of other samples, which need no checks again."""
         samples = object.__new__(Samples)
