@@ -30,17 +30,28 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 — Ray's spelling
 
+OBJECT_STORE = 100 << 20  # bytes, of each node
+
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[Any]:
-    """Ray on two CPUs; its environment says another number of threads than a replica has."""
+    """`ray.cluster_utils.Cluster` with one node of two CPUs, to which this process is connected.
+
+    Its environment says another number of threads than an actor or a replica has.
+    """
     ray = pytest.importorskip("ray")  # slow to import
-    options = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "2")
-        ray.init(num_cpus=2, object_store_memory=100 << 20, **options)
-        yield ray
-        ray.shutdown()
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 # Data sets
