@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Aggregate(ABC):
     """
 
     derived: tuple[str, ...] = ()  # names of the columns of `further`
-    failed: Literal["fail", "skip"] = "fail"  # what becomes of a sample with a NaN score
+    skips: ClassVar[bool] = False  # whether it combines the other scores of a sample if one is NaN
 
     @abstractmethod
     def check(self, components: Mapping[str, Component]) -> Self:
@@ -36,7 +36,7 @@ class Aggregate(ABC):
 
     @abstractmethod
     def __call__(self, scores: Mapping[str, Scores]) -> Scores:
-        """Return the totals, (n,); NaN where a score is, or if `failed` skips it, where all are."""
+        """Return the totals, (n,); NaN where a score is, or if it `skips` these, where all are."""
 
     def further(self, scores: Mapping[str, Scores]) -> dict[str, Scores]:
         """Return further columns of the batch."""
@@ -114,26 +114,21 @@ class GM(Aggregate):
 class Minimum(Aggregate):
     """The lowest score: worst-case optimisation of an ensemble (Coste et al. 2023).
 
-    https://arxiv.org/abs/2310.02743. The scores need a common scale.
+    https://arxiv.org/abs/2310.02743. The scores need a common scale. NaN is skipped.
 
     Args:
         scales: Component → mean and standard deviation on good texts, as `fit_scales` returns
             them: each score becomes the number of deviations by which it is better than the mean.
             None compares scores as they are, which must be better when higher.
-        failed: "fail": a sample with a NaN score fails. "skip": its other scores count, and it
-            fails if all are NaN.
 
     Raises:
-        ValueError: The scores do not have one scale, `scales` are of other components, or `failed`
-            is unknown.
+        ValueError: The scores do not have one scale, or `scales` are of other components.
     """
 
     scales: Scales | None = None
-    failed: Literal["fail", "skip"] = field(default="fail", kw_only=True)
     signs: Mapping[str, int] = field(default_factory=dict, kw_only=True, repr=False)  # by check
 
-    def __post_init__(self) -> None:
-        one_of("failed", self.failed, ("fail", "skip"))
+    skips = True
 
     def check(self, components: Mapping[str, Component]) -> Self:
         """See `Aggregate`."""
@@ -150,10 +145,7 @@ class Minimum(Aggregate):
         return replace(self, signs=signs)
 
     def members(self, scores: Mapping[str, Scores]) -> Scores:
-        """Return the scores on one scale, higher is better, shape (members, n).
-
-        Those that are skipped are masked.
-        """
+        """Return the scores on one scale, higher is better, shape (members, n), NaN masked."""
         scales = self.scales or dict.fromkeys(self.signs, (0.0, 1.0))
         table = np.stack(
             [
@@ -161,7 +153,7 @@ class Minimum(Aggregate):
                 for name, sign in self.signs.items()
             ]
         )
-        return np.ma.masked_where(np.isnan(table), table) if self.failed == "skip" else table
+        return np.ma.masked_invalid(table)
 
     def __call__(self, scores: Mapping[str, Scores]) -> Scores:
         """See `Aggregate`."""
@@ -177,7 +169,7 @@ class MeanMinusDeviation(Minimum):
     range that are better when higher.
 
     Args:
-        scales: As in `Minimum`, as is `failed`.
+        scales: As in `Minimum`.
         penalty: λ ≥ 0.
     """
 
@@ -186,7 +178,6 @@ class MeanMinusDeviation(Minimum):
     derived = (DISAGREEMENT,)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         not_negative("penalty", self.penalty)
 
     def check(self, components: Mapping[str, Component]) -> Self:

@@ -38,8 +38,8 @@ class RewardBatch:
         total: One reward per sample, float64, shape (n,); NaN if it failed.
         components: Each score by name, float64, shape (n,); with a condition the value that counts.
             With `MeanMinusDeviation` also `disagreement`.
-        failed: True where a component is NaN, unless the aggregate skips it, or the total is NaN or
-            beyond float32, shape (n,).
+        failed: True where a component is NaN, unless it is skipped, or the total is NaN or beyond
+            float32, shape (n,).
         seconds: Wall time of scoring.
         reasons: A judge's reasons by component, n of each.
 
@@ -85,7 +85,7 @@ class RewardBatch:
 
     @property
     def incomplete(self) -> npt.NDArray[np.bool_]:
-        """True where a sample failed, or a component that the aggregate skips, shape (n,)."""
+        """True where a sample failed, or a component that is skipped, shape (n,)."""
         return self.failed | np.isnan([*self.components.values()]).any(axis=0)
 
     def statistics(self) -> dict[str, float]:
@@ -171,6 +171,9 @@ class Reward(AnyReward):
             must reach (the column `groups`); the name alone means above 0. In a group without such
             a sample, totals and components are the means of the group, so that nothing is learned
             from a term of length or style there.
+        failed: What becomes of a sample with a component that is NaN: it fails (`"fail"`), or the
+            others decide and it fails if all are NaN (`"skip"`), which `"min"`,
+            `"mean_minus_deviation"` and callables allow.
         answer_after: End of the reasoning in each completion, such as `"</think>"`: components read
             what follows, the answer. None: as the samples say.
         unfinished: Whether a completion without an answer counts as a whole (`"score"`) or fails
@@ -207,6 +210,7 @@ class Reward(AnyReward):
         device: str | None = None,
         given: Conditions | None = None,
         given_group: str | tuple[str, float] | None = None,
+        failed: Literal["fail", "skip"] = "fail",
         answer_after: str | None = None,
         unfinished: Unfinished | None = None,
     ) -> None:
@@ -224,6 +228,10 @@ class Reward(AnyReward):
                 f"aggregate must be a name, an aggregate or a callable, got {shortened(aggregate)}"
             )
         self.aggregate = aggregate
+        self.skips = one_of("failed", failed, ("fail", "skip")) == "skip"
+        if self.skips and isinstance(aggregate, Aggregate) and not aggregate.skips:
+            name = type(aggregate).__name__
+            raise ValueError(f"failed must be 'fail' for {name}, which needs all its terms")
         self.derived = aggregate.derived if isinstance(aggregate, Aggregate) else ()
         self.weights = aggregate.weights if isinstance(aggregate, Weighted) else None
         self.given = _checked_conditions(self.components, given or {})
@@ -262,10 +270,11 @@ class Reward(AnyReward):
         if total.shape != (n,):
             raise ValueError(f"aggregate must return shape ({n},), got {total.shape}")
         failed = ~(np.abs(total) <= LARGEST)  # True for NaN
-        if not (isinstance(self.aggregate, Aggregate) and self.aggregate.failed == "skip"):
+        if not self.skips:
             failed |= np.isnan([*scores.values()]).any(axis=0)
         if isinstance(self.aggregate, Aggregate):
-            scores |= self.aggregate.further(scores)
+            further = self.aggregate.further(scores).items()
+            scores |= {name: np.where(failed, np.nan, values) for name, values in further}
         if self.given_group is not None:
             condition, at_least = self.given_group
             groups = samples.require("groups", "given_group")

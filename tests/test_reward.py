@@ -168,12 +168,10 @@ def test_a_failed_member_fails_the_sample_or_is_skipped(kind) -> None:
     rows = ["3 1 0", "nan 2 0", "4 nan 0", "nan nan 0"]
     members = judges("first", "second")
     assert np.isnan(Reward(members, kind)(rows).total).tolist() == [False, True, True, True]
-    aggregate = Minimum(failed="skip")
-    expected = [1.0, 2.0, 4.0, np.nan]
-    if kind != "min":
-        aggregate = MeanMinusDeviation(failed="skip", penalty=0.5)
-        expected = [2 - 0.5 * 1.0, 2.0, 4.0, np.nan]
-    batch = Reward(members, aggregate)(rows)
+    lowest = 1.0 if kind == "min" else 2.0 - 1.0  # λ = 1
+    expected = [lowest, 2.0, 4.0, np.nan]
+    reward = Reward(members, kind, failed="skip")
+    batch = reward(rows)
     assert type(batch.total) is np.ndarray
     np.testing.assert_array_equal(batch.total, expected)
     assert batch.failed.tolist() == [False, False, False, True]
@@ -182,11 +180,12 @@ def test_a_failed_member_fails_the_sample_or_is_skipped(kind) -> None:
     assert statistics["fail_rate"] == 0.75
     assert (statistics["first"], statistics["second"]) == (3.5, 1.5)
     logged: list[tuple[str, float]] = []
-    (func,) = as_reward_funcs(Reward(members, aggregate))
+    (func,) = as_reward_funcs(reward)
     func([""] * 4, rows, log_metric=lambda name, value: logged.append((name, value)))
     assert np.isfinite([value for _, value in logged]).all()
-    with pytest.raises(ValueError, match="failed"):
-        Minimum(failed="drop")
+    for aggregate, failed in (("min", "drop"), ("weighted", "skip")):
+        with pytest.raises(ValueError, match="failed"):
+            Reward(members, aggregate, failed=failed)
 
 
 def test_scales_are_mean_and_deviation_on_sound_texts() -> None:
@@ -215,14 +214,17 @@ def test_a_component_counts_where_its_condition_is_met() -> None:
     assert reward["easy"](["0.4 3 0"]).tolist() == [3]  # the score itself
 
 
-@pytest.mark.parametrize("aggregate", ["weighted", MeanMinusDeviation(failed="skip", penalty=0.0)])
-def test_a_group_without_success_has_one_total(aggregate) -> None:
+@pytest.mark.parametrize(
+    ("aggregate", "failed"), [("weighted", "fail"), (MeanMinusDeviation(penalty=0.0), "skip")]
+)
+def test_a_group_without_success_has_one_total(aggregate, failed) -> None:
     """Four prompts: one success, none, one that failed, and one below the threshold."""
-    reward = Reward({"right": STYLE, "brief": EASY}, aggregate, given_group=("right", 1.0))
+    parts = {"right": STYLE, "brief": EASY}
+    reward = Reward(parts, aggregate, given_group=("right", 1.0), failed=failed)
     texts = ["1 3 0", "0 5 0", "0 3 0", "0 5 0", "1 nan 0", "0 2 0", "0 4 0", "0.9 2 0", "0 3 0"]
     groups = ["a", "a", "b", "b", "c", "c", "c", "d", "d"]
     plain, gated = (
-        Reward({"right": STYLE, "brief": EASY}, aggregate)(texts),
+        Reward(parts, aggregate, failed=failed)(texts),
         reward(texts, groups=groups),
     )
     np.testing.assert_array_equal(gated.total[:2], plain.total[:2])
