@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from ctrlreward import Reward, Samples
-from ctrlreward.failures import ItemError
+from ctrlreward.failures import Failures, ItemError
 from ctrlreward.scorers import Scorer, ScoreSpec
-from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.base import Scored, Scores
 
 UP = ScoreSpec(higher_is_better=True, range=(0.0, np.inf))
 SHARE = ScoreSpec(higher_is_better=True, range=(0.0, 1.0))
@@ -196,6 +196,18 @@ class Interrupted(Scorer):
             os.kill(os.getpid(), signal.SIGKILL)
         Interrupted.calls.append(len(samples))
         return {"length": np.array([len(text) for text in samples.texts], dtype=np.float64)}
+
+
+class Odd(Scorer):
+    """Number of letters; a text "odd" fails."""
+
+    specs: ClassVar = {"letters": UP}
+
+    def score_samples(self, samples: Samples) -> Scored:
+        odd = [i for i, text in enumerate(samples.texts) if text == "odd"]
+        letters = np.array([float(len(text)) for text in samples.texts])
+        letters[odd] = np.nan
+        return Scored({"letters": letters}, Failures(dict.fromkeys(odd, "it is odd")))
 
 
 class Share(Scorer):
