@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -73,15 +73,24 @@ class Encoder(FrozenModel):
         if self.layer is not None:
             drop_layers(self.model, self.layer, self.name)
 
+    @cached_property
+    def sentence_tokens(self) -> int:
+        """The most tokens of a text that `embed` reads."""
+        return min(self.max_tokens, declared_length(self.name) or self.max_tokens)
+
+    @cached_property
+    def pooling(self) -> str:
+        """How `embed` pools the tokens; see `declared_pooling`."""
+        return declared_pooling(self.name)
+
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors as sentence-transformers computes them, float64, (texts, width).
 
         NaN for a text without a token that the model knows. Texts longer than the model reads, or
         than its `max_seq_length` for sentence-transformers, are truncated, with a warning.
         """
-        limit = min(self.max_tokens, declared_length(self.name) or self.max_tokens)
-        rows = encode_texts(self.tokenizer, texts, limit)
-        pooling = declared_pooling(self.name)
+        rows = encode_texts(self.tokenizer, texts, self.sentence_tokens)
+        pooling = self.pooling
 
         def pool(output: Any, mask: Tensor) -> list[Vectors]:
             hidden = output.last_hidden_state.float()
@@ -115,7 +124,6 @@ class Encoder(FrozenModel):
         return self.read_texts(texts, split, rows)
 
 
-@cache
 def declared_length(model: str) -> int | None:
     """Return the most tokens that sentence-transformers reads, special tokens included.
 
@@ -127,7 +135,6 @@ def declared_length(model: str) -> int | None:
     return length
 
 
-@cache
 def declared_pooling(model: str) -> str:
     """Return how sentence-transformers pools the tokens: "mean", "cls" or "lasttoken"."""
     folder = Path(resolve(model)).expanduser()
