@@ -37,6 +37,7 @@ from ctrlreward.scorers.ctrleval import SPECS, CTRLEval, Explanation
 from ctrlreward.scorers.parts import score_parts
 from ctrlreward.scorers.task import Task
 
+BASELINES = ("BARTScore", "LexiconSentiment", "Perplexity", "Repetition")
 ASPECTS = ("coherence", "consistency", "attribute_relevance")
 RELEVANCE = ASPECTS[2]
 LEVELS = 4  # of quality, in Figure 3
@@ -206,13 +207,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--iwf", help="table of inverse word frequencies")
     parser.add_argument("--systems", nargs="+", default=(), help="systems, which take turns")
-    parser.add_argument("--baselines", nargs="+", default=(), help="scorers, such as Perplexity")
+    parser.add_argument("--baselines", nargs="+", default=(), choices=BASELINES, help="scorers")
     parser.add_argument("--draws", type=int, default=20, help="of each point of Figures 3 and 4")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--example", type=int, default=0, help="row of Figure 5")
     parser.add_argument("--figure", type=Path, help="PNG")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
+    baselines = [getattr(ctrlreward, name)() for name in given.baselines]
     file = read_rated(local_file(given.data))
     if given.systems:
         file = replace(file, systems=take_turns(given.systems, file.samples))
@@ -227,10 +229,9 @@ def main(arguments: Sequence[str]) -> None:
         scores[RELEVANCE] = folded(relevance, weighted_mean)
     specs: dict[str, ScoreSpec] = dict(SPECS.items())
     others: dict[str, Scores] = {}
-    if given.baselines:  # BARTScore needs a source: the prefix
+    if baselines:  # BARTScore needs a source: the prefix
         samples = file.samples.replace(sources=file.samples.prefixes)
-        scorers = [getattr(ctrlreward, name)() for name in given.baselines]
-        components = name_components(scorers, None)
+        components = name_components(baselines, None)
         specs |= {name: component.spec for name, component in components.items()}
         others = score_parts(components, samples)
     record = report_correlations(file, {**scores, **others}, specs, seed=given.seed)
