@@ -141,7 +141,7 @@ def with_answers(samples: Samples, tokenizer: Any) -> Samples:
     template = str(getattr(tokenizer, "chat_template", None))
     if samples.answer_after is not None or REASONING_END not in template:
         return samples
-    return samples.replace(answer_after=REASONING_END)
+    return samples.read_after(REASONING_END)
 
 
 def mismatch(module: object, prompts: Samples) -> str:

@@ -97,9 +97,7 @@ class HeldOutScorer:
     ) -> None:
         super().__init__()  # a callback also inherits from another class
         self.components = components_by_name(scores)
-        given = {"answer_after": answer_after, "unfinished": unfinished}
-        options = {name: value for name, value in given.items() if value is not None}
-        self.samples = as_samples(samples, **options)
+        self.samples = as_samples(samples).read_after(answer_after, unfinished)
         if len(self.samples) == 0:
             raise ValueError("samples is empty, must have at least one held-out prompt")
         self.prompts = self.samples.as_prompts()

@@ -296,9 +296,7 @@ class Reward(AnyReward):
 
     def as_read(self, samples: Samples) -> Samples:
         """Return samples with this reward's `answer_after` and `unfinished`, if it has them."""
-        given = {"answer_after": self.answer_after, "unfinished": self.unfinished}
-        own = {name: [value] * len(samples) for name, value in given.items() if value is not None}
-        return samples.replace(**own) if own else samples
+        return samples.read_after(self.answer_after, self.unfinished)
 
     def _scorers(self) -> list[Scorer]:
         return list(dict.fromkeys(component.scorer for component in self.components.values()))

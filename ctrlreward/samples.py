@@ -393,6 +393,12 @@ class Samples:
             raise ValueError(f"got {len(completions)} completions for {len(prefixes)} prompts")
         return replace(self, texts=list(map(_once_spaced, prefixes, completions)))
 
+    def read_after(self, answer_after: str | None, unfinished: Unfinished | None = None) -> Samples:
+        """Return the samples with these settings of all; None leaves what they have."""
+        given = {"answer_after": answer_after, "unfinished": unfinished}
+        settings: Any = {name: value for name, value in given.items() if value is not None}
+        return replace(self, **settings) if settings else self
+
     def answers(self) -> tuple[Samples, Failures]:
         """Return the samples as they are scored, and those that fail for want of an answer.
 
