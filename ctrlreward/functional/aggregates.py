@@ -10,6 +10,9 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ctrlreward.functional.bootstrap import cluster_numbers
+from ctrlreward.functional.shaping import valid_group_means
+
 Values = npt.NDArray[np.float64]
 
 
@@ -68,12 +71,7 @@ def levelled_without_success(
         >>> levelled_without_success(scores, succeeded, failed, ["a", "a", "b", "b"])
         array([2., 2., 1., 3.])
     """
-    members: dict[Hashable, list[int]] = {}
-    for i, group in enumerate(groups):
-        members.setdefault(group, []).append(i)
-    levelled = scores.copy()
-    for rows in members.values():
-        counted = [i for i in rows if not failed[i] and not np.isnan(scores[i])]
-        if counted and not succeeded[rows].any():
-            levelled[counted] = scores[counted].mean()
-    return levelled
+    numbers, counted = cluster_numbers(groups), ~failed & ~np.isnan(scores)
+    means = valid_group_means(np.where(counted, scores, np.nan), numbers)
+    without_success = (np.bincount(numbers, succeeded) == 0)[numbers]
+    return np.where(counted & without_success, means, scores)
