@@ -66,11 +66,12 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         name: Prefix of each logged key. Two such callbacks in one trainer need different names.
         seed: Seed of the generation.
         every_n_validations: Interval; the n-th validation is the first one to be scored.
-        answer_after: See `HeldOutScorer`, as for `unfinished`.
+        answer_after: As in `HeldOutScorer`.
+        unfinished: As in `HeldOutScorer`.
 
     Attributes:
-        has_new_scores: Whether the last validation logged new scores, not those of the same weights
-            again.
+        has_new_scores: Whether the last validation logged new scores, not again the scores of the
+            same weights.
         by_prompt: See `HeldOutScorer`.
         validations: Validations during fitting so far; the same weights are one validation.
         last_scored_step: `trainer.global_step` of the last of them; -1 before.

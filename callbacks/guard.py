@@ -33,7 +33,7 @@ class ProxyGuardMixin(DecidingMixin):
     Args:
         proxy: The `AlarmRule`, or the logged key of the optimised metric.
         held_out: As in `AlarmRule`.
-        proxy_mode: As in `AlarmRule`; the module's `Reward` declares directions, too, and
+        proxy_mode: As in `AlarmRule`; the module's `Reward` also declares directions, and
             `reward/total` is better when higher.
         held_out_mode: As in `AlarmRule`.
         stop: Stop training at an alarm. A run resumed from there ends at once, unless

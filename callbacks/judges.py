@@ -172,7 +172,7 @@ def comparison(
         }
 
     def interval(name: str, key: str) -> list[float]:
-        """Return the interval of a value, by its difference to that of zeros."""
+        """Return the interval of a value, by its difference to the value of zeros."""
         _, low, high = change(key, np.zeros(len(samples)), sets[name][key])
         return [low + measures[key].of_zeros, high + measures[key].of_zeros]
 

@@ -95,7 +95,7 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
         return folder if self.best_model_path and os.path.isdir(folder) else ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Lightning's state, that of the rule, and the paths of its checkpoints."""
+        """Return Lightning's state, the rule's, and the paths of the checkpoints."""
         return {**super().state_dict(), "paths": dict(self._paths)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -217,7 +217,7 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
             replaced = dropped[0] if dropped else None
             path = self._get_metric_interpolated_filepath_name(names, trainer, replaced)
             self._paths[step] = path
-        # Without those of a reference that other prompts have replaced, which stay on disk.
+        # Checkpoints of a reference that other prompts have replaced stay on disk, but are not listed.
         self._paths = {old: path for old, path in self._paths.items() if old in self.state.kept}
         self._show()
         # Written before another is removed, so that a killed run has all checkpoints to keep.
@@ -262,7 +262,7 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
             vars(strategy).pop("save_checkpoint", None)
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        """Delete a checkpoint and its adapter; one of shards is whole or absent, too."""
+        """Delete a checkpoint and its adapter; a sharded one is also deleted whole."""
         if not os.path.isdir(filepath):
             super()._remove_checkpoint(trainer, filepath)
         elif trainer.is_global_zero:

@@ -32,7 +32,7 @@ def key_of(logger: WandbLogger, key: str) -> str:
 
 
 def add_to_next_row(trainer: Trainer, values: Mapping[str, Any]) -> None:
-    """Add values to the row that the trainer or the user logs next; the run's end logs it, too."""
+    """Add values to the row that the trainer or the user logs next; the run's end also logs it."""
     for logger in runs_of(trainer):
         row = {key_of(logger, key): value for key, value in values.items()}
         logger.experiment.log(row, commit=False)

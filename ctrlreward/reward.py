@@ -104,9 +104,9 @@ class RewardBatch:
 class AnyReward(ABC):
     """Base of `Reward`, which scores in this process, and `RemoteReward`, which queries a server.
 
-    `components` are by name, `derived` the names of the further columns of its batches, `given` the
-    conditions, `given_group` that of a group or None. `weights` belong to a weighted reward, else
-    None.
+    `components` are by name. `derived` names further columns of its batches. `given` are conditions
+    on a sample, `given_group` a condition on its group, or None. `weights` is None unless the
+    reward is a weighted sum.
     """
 
     components: Mapping[str, Component]

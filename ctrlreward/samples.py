@@ -43,7 +43,7 @@ COLUMNS = (
     Field("unfinished", "unfinished"),
 )
 
-# Columns that say what is scored; one string is that of all samples.
+# Columns that say which part of a text is scored; one string stands for all samples.
 _SETTINGS = ("answer_after", "unfinished")
 
 # Column → key in a record of one sample.

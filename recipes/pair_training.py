@@ -29,7 +29,7 @@ DEFAULTS: Mapping[str, Any] = {
 def parse(
     kind: str, own: type, defaults: Mapping[str, Any], arguments: Sequence[str]
 ) -> tuple[Any, Any]:
-    """Return the options of a script, and those of a configuration of TRL by its name.
+    """Return a script's own options, and options of a TRL configuration by name.
 
     `--config FILE` reads options from a YAML file, as TRL's scripts do.
     """

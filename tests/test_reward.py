@@ -364,7 +364,7 @@ def test_a_call_scores_in_the_callers_thread_and_submit_in_one_of_its_own(
     reward = Reward({"g": scorer["gain"], "c": scorer["cost"]})
     reward.release()  # before the first call
     assert reward(["1 0"]).total.tolist() == [1.0]
-    assert set(threading.enumerate()) == others
+    assert set(threading.enumerate()) <= others
     futures = [reward.submit([text]) for text in ("2 0", "3 0")]
     assert [future.result(timeout=120).total.tolist() for future in futures] == [[2.0], [3.0]]
     assert [samples.texts[0] for samples in scorer.scored] == ["1 0", "2 0", "3 0"]  # in order
@@ -372,7 +372,7 @@ def test_a_call_scores_in_the_callers_thread_and_submit_in_one_of_its_own(
     assert here == threading.current_thread().name
     assert here != there == also
     reward.release()
-    assert set(threading.enumerate()) == others
+    assert set(threading.enumerate()) <= others
     assert scorer.releases == 2  # once per release, though two of its scores are used
     assert reward(["1 0"]).total.tolist() == [1.0]
 

@@ -72,7 +72,7 @@ class _ScoreMetric(Metric):
 
 
 class _ScoreSums(_ScoreMetric):
-    """Base class of metrics of sums, which those of one component share in a collection."""
+    """Base class of metrics of sums; metrics of one component share them in a collection."""
 
     if TYPE_CHECKING:  # torch.jit.script cannot read the annotations of a class as text
         sums: Tensor  # of valid scores, of valid samples, of samples

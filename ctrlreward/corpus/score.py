@@ -119,7 +119,7 @@ def score_file(
             `--names small large`. Needed if two scorers have scores of the same name.
         columns: Column names of the input file; null ignores a column (`--columns.prefix=null`).
         by: Column of the system that wrote each text: the summary is by system, and scores that
-            compare texts with each other, such as those of Distinct, compare those of one system.
+            compare texts with each other, such as Distinct, compare the texts of one system.
         label_map: Labels of the file and their replacements: `--label-map
             0=negative 1=positive`.
         shard: `2/4` scores the second quarter of the rows, for several processes.

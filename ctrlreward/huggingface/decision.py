@@ -308,8 +308,8 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
 
     The trainer's `save_total_limit` must be None, as it would remove them. Dominated checkpoints
     stay on disk; `kept` names the checkpoints of the front. `metrics` is the `ParetoRule`, or key →
-    "max" or "min", or keys whose direction a `GenerationScorer` declares. The errors are those of
-    `RewardCheckpoint`.
+    "max" or "min", or keys whose direction a `GenerationScorer` declares. Raises as
+    `RewardCheckpoint` does.
     """
 
     saves = True
@@ -335,7 +335,7 @@ class RewardEarlyStopping(DecisionCallback):
     """Early stopping that counts each held-out score once (`ctrlreward.selection.StopRule`).
 
     A resumed run decides like an uninterrupted one. The `StopState` in `state` has the reason. The
-    arguments are the `StopRule`, or its own; the errors are those of `RewardCheckpoint`.
+    arguments are the `StopRule`, or its own. Raises as `RewardCheckpoint` does.
     """
 
     def __init__(

@@ -75,7 +75,8 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
             `max_new_tokens=64`. A trainer with vLLM samples as in training.
         table_rows: Rows of the table.
         seed: Seed of the generation.
-        answer_after: See `HeldOutScorer`, as for `unfinished`.
+        answer_after: As in `HeldOutScorer`.
+        unfinished: As in `HeldOutScorer`.
 
     Attributes:
         last_scored_step: `state.global_step` of the last scores; -1 before.
@@ -218,7 +219,7 @@ def add_to_run(run: Any, name: str, values: Mapping[str, Any], step: int) -> Non
 
     A row of our own would advance the step of the run, which drops what a user then logs with a
     lower one. The next row may be of a later step, so the values are drawn over
-    `eval/<name>/scored_step`, which `ctrlreward select` reads, too.
+    `eval/<name>/scored_step`, which `ctrlreward select` also reads.
     """
     own = f"eval/{name}/scored_step"
     run.define_metric(own, hidden=True)
@@ -234,7 +235,7 @@ _MEASURED = ("max_new_tokens", "max_length", "do_sample", "temperature", "top_p"
 class TrainerGenerator:
     """A `TextGenerator` with the model in training, by `generate` or the trainer's vLLM.
 
-    The tokens of a chat are those of `apply_chat_template`. A prompt of a data set of TRL is read
+    A chat is tokenized by `apply_chat_template`. A prompt of a data set of TRL is read
     as it is written, as in training; another one, by a causal model, without the spaces at its end
     (`before_space`). The arguments are as in `GenerationScorer`; `samples` then has the prompts as
     `Samples`. A ValueError says why the trainer cannot complete them.
@@ -311,7 +312,7 @@ class TrainerGenerator:
         return text
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that differ from those of transformers, such as the length."""
+        """Return the settings that differ from transformers' defaults, such as the length."""
         if self._has_vllm:
             return {"max_completion_length": self.trainer.args.max_completion_length}
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)

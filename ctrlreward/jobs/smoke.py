@@ -43,7 +43,7 @@ def shrink(config: Namespace) -> Namespace:
     """
     root = config.trainer.default_root_dir
     config.smoke = False  # the saved configuration is small already
-    moved: dict[str, str] = {}  # folders of models, which must not replace those of a job
+    moved: dict[str, str] = {}  # folders of models, which must not replace a job's
     for group in _groups(config):
         for key in _FEWER.keys() & vars(group).keys():
             value, limit = group[key], _FEWER[key]

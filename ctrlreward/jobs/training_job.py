@@ -185,7 +185,7 @@ def _write_report(folder: Path) -> None:
 
 @contextmanager
 def _user_errors() -> Iterator[None]:
-    """Print errors in the user's input, also those of Lightning, and exit with status 2."""
+    """Print errors in the user's input, by us or by Lightning, and exit with status 2."""
     with user_errors():
         try:
             yield

@@ -299,7 +299,7 @@ class Seq2SeqInfiller(FrozenModel):
 class DecoderRow(NamedTuple):
     """Decoder input, its leading states that predict no scored token, and where the others go.
 
-    `begin` is the place of its first state among all, `source` that of its source.
+    `begin` is the index of its first state among all, `source` the index of its source.
     """
 
     read: Ids

@@ -29,8 +29,8 @@ class Continuation(NamedTuple):
     """A context, in pieces, and targets of which each follows it character for character.
 
     An empty context means that the targets begin a document. A context of a `chat` is the whole of
-    what its template writes: no start token comes before it, and its tokens are those of the
-    template alone.
+    what its template writes: no start token comes before it, and only the template's own
+    special tokens are in it.
     """
 
     context: Pieces

@@ -126,7 +126,7 @@ class LoRA:
             one_of("lora.quantization", self.quantization, get_args(Quantization))
         for name in ("r", "lora_alpha", "target_modules", "lora_dropout"):
             if self.adapter is not None and getattr(self, name) is not None:
-                raise ValueError(f"lora.{name} is that of lora.adapter, leave it out")
+                raise ValueError(f"lora.adapter has its own {name}: leave out lora.{name}")
 
     @property
     def scale(self) -> int:

@@ -182,7 +182,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 "is nothing to learn from. See the scorers' warnings for the reason."
             )
         self.last_rollout = (samples, scored)
-        # Statistics are over the completions of all ranks; those of one prompt are consecutive.
+        # Statistics are over the completions of all ranks; a prompt's are consecutive.
         all_rewards, own = gather_values(self._rewards(samples, scored, rollout))
         groups = torch.arange(len(all_rewards)) // size
         advantages = completion_advantages(self.baseline, self.scale, all_rewards, groups)[own]
@@ -229,7 +229,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     def _reward_metrics(
         self, scored: RewardBatch, of_all_ranks: RewardBatch, learned: Tensor
     ) -> dict[str, float]:
-        """Return the statistics of rewards; `learned` are those of all ranks to learn from."""
+        """Return the statistics of rewards; `learned` are the rewards of all ranks to learn from."""
         size = self.generation.num_generations
         metrics = {f"reward/{name}": each for name, each in of_all_ranks.statistics().items()}
         if size > 1:

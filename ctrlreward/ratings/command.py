@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> None:
         kind = one_of("kind of file", overview.parse_args(arguments[:1]).kind, _KINDS)
     purpose, _ = _KINDS[kind]
     if kind in _SCORERS:
-        purpose += f". Other options are those of {_SCORERS[kind]}: --scorers.help {_SCORERS[kind]}"
+        purpose += f". Other options go to {_SCORERS[kind]}: --scorers.help {_SCORERS[kind]}"
     parser = command_parser(f"{_COMMAND} {kind}", "FILE [options]", purpose, [examples[kind]])
     own: Mapping[str, Callable[..., None]] = {"preferences": preferences, "raters": raters}
     function = own.get(kind, rated)

@@ -90,8 +90,8 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
 
     Args:
         name: Folder of the run, or another argument of `ctrlreward.runs.logs.read_log`, or a file
-            of texts. Samples and checkpoints are searched in this folder and in that of the log.
-            Without texts of a `GenerationScorer`, those that another trainer stored.
+            of texts. Samples and checkpoints are searched in this folder and in the log's.
+            Without texts of a `GenerationScorer`, another trainer's are read.
         checkpoints: Folder of the checkpoints, if it is elsewhere and no callback noted it.
 
     Raises:

@@ -60,9 +60,9 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
     """Read the log of a run.
 
     Args:
-        name: A file, or a folder with one run: of a logger, or the trainer's `output_dir`. The
-            logger's folder `version_2` has what a resumed run logged in `version_0` and
-            `version_1`, too.
+        name: A file, or a folder with one run: of a logger, or the trainer's `output_dir`. A
+            resumed run's last folder, such as `version_2`, stands for `version_0` and `version_1`
+            as well.
         texts: Files of a folder that are texts, not logs.
 
     Raises:

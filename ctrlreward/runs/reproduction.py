@@ -112,7 +112,7 @@ def _agreement(runs: Sequence[Results], study: str, patterns: Sequence[str]) -> 
 
 
 def _of_folder(path: str) -> Results:
-    """Return the curves of a logged run; its values are the last ones, and those of its report."""
+    """Return the curves of a logged run; its values are the last ones and its report's."""
     from ctrlreward.runs.folder import read_stored_run  # imports PyTorch
 
     stored = read_stored_run(path)

@@ -71,7 +71,7 @@ class StoredTexts:
 def note_of(name: str, by_step: Mapping[int, StoredTexts]) -> tuple[str, bool]:
     """Return a line about steps with other prompts, and whether steps are compared by prompt.
 
-    If the measure changes for good, or that of a `GenerationScorer` changes, a new reference
+    If the measure changes for good, or a `GenerationScorer` names a new one, a new reference
     begins; if each step has other prompts, as in rollouts, the steps are compared by means.
     """
     measures = {step: by_step[step].measure for step in sorted(by_step)}
@@ -145,7 +145,7 @@ def read_texts(path: Path) -> dict[str, dict[int, StoredTexts]]:
     Reads only complete lines: a killed run may leave half of the last one.
 
     Args:
-        path: Folder or file. The name of a text is that of its folders and file, without steps.
+        path: Folder or file. A text is named by its folders and file, without steps.
 
     Raises:
         ValueError: A file is damaged or lacks a column; names file and row.

@@ -128,8 +128,8 @@ class Evaluated(NamedTuple):
     weights: Scores  # (evaluators,), 0 or more; they need not sum to 1
 
 
-# Patterns whose neutral likelihood is taken off; that of a remainder is its fluency, which people
-# rate as well (docs/ctrleval.md).
+# Patterns whose neutral likelihood is taken off. The neutral likelihood of a remainder is its
+# fluency, which people rate as well (docs/ctrleval.md).
 _GAINED: Mapping[str, slice] = {
     "coherence": slice(None),
     "consistency": slice(1, None),  # the prefix given the remainder

@@ -97,7 +97,7 @@ class DriftMonitor:
     ) -> tuple[dict[str, float], list[DriftAlarm]]:
         """Return the statistics of a step and new alarms, at most one per statistic in a run.
 
-        `prompts` are those of n completions, or keys of them; `columns` are `"reward"` and each
+        `prompts` has the prompt of each of n completions, or a key of it; `columns` are `"reward"` and each
         `"component/<name>"`, of shape (n,), NaN where they failed. The statistics are means, NaN
         where undefined: `length` in words at white space, `repetition` the share of word trigrams
         that repeat an earlier one of the completion.

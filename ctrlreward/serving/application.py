@@ -173,7 +173,7 @@ def create_app(
 def served_app(block: Mapping[str, Any], device: str | None = None, **options: Any) -> FastAPI:
     """Return the application that serves the reward of a YAML file, as `read_reward` returns it.
 
-    None keeps the devices of the scorers; `options` are those of `create_app`. Raises a ValueError
+    None keeps the devices of the scorers; `options` go to `create_app`. Raises a ValueError
     if a class or an argument is wrong, or the reward is on another server.
     """
     reward = reward_of(block, device)

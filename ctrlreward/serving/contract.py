@@ -81,7 +81,7 @@ class Result(Message):
 
 
 class ScoreReply(Message):
-    """Reply to `POST /score`; `score_reply` makes it. `fingerprint` is that of the reward."""
+    """Reply to `POST /score`; `score_reply` makes it. `fingerprint` identifies the reward."""
 
     results: list[Result]
     seconds: float

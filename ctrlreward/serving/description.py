@@ -63,7 +63,7 @@ def digest(block: Mapping[str, Any]) -> str:
 
 
 def reward_id(reward: AnyReward, block: Mapping[str, Any]) -> str:
-    """Return the digest of a reward of a YAML block; for a served reward, that of its server."""
+    """Return the digest of a reward of a YAML block; a served reward has its server's."""
     if isinstance(reward, Reward):
         return digest(block)
     return str(reward.description["fingerprint_id"])  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from ctrlreward.reward import Reward
 
 @dataclass(frozen=True)
 class GetReward:
-    """Options of `/get_reward`, as those of `ctrlreward.adapters.openrlhf.as_reward_func`.
+    """Options of `/get_reward`, as in `ctrlreward.adapters.openrlhf.as_reward_func`.
 
     Args:
         failed_score: Total and components of a failed sample, a finite number.

@@ -117,7 +117,7 @@ class RemoteReward(AnyReward):
 
     @property
     def components(self) -> dict[str, Component]:  # type: ignore[override]  # read-only
-        """The components by name, scored by the server; those of one kind share a scorer."""
+        """The components by name, scored by the server; components of one kind share a scorer."""
         components = {}
         for name, c in self.description["components"].items():
             kind = c["pointwise"], c["of_groups"]
@@ -292,7 +292,7 @@ def check_token(token: str) -> None:
 
 
 def _fingerprint(expected: str) -> str:
-    """Return the digest that is given, or that of a YAML file."""
+    """Return the digest that is given, or a YAML file's."""
     if re.fullmatch("[0-9a-f]{64}", expected):
         return expected
     from ctrlreward.command_line.config_files import read_reward

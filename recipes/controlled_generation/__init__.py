@@ -101,7 +101,7 @@ class PromptData(PromptBatches):
 class SeveralRelevances(CompositeScorer, TaskScorer):
     """Relevance of several attributes; the model reads a text once for all of them.
 
-    - `<attribute>_relevance`: that of the attribute's `CTRLEval`, 0 to 1, higher is better.
+    - `<attribute>_relevance`: the relevance by the attribute's `CTRLEval`, 0 to 1, higher is better.
     - `attribute_relevance`: their geometric mean, 0 to 1, higher is better.
     """
 
@@ -283,7 +283,7 @@ def ctrleval_scores(
 class HeldOut:
     """Prompts and scores of prefixes that are not trained on, for selection and report.
 
-    The scores are attribute relevance, that of each attribute if there are several, `aspects`,
+    The scores are attribute relevance, also by attribute if there are several, `aspects`,
     perplexity and Distinct-2 per prefix, under the frozen model. The arguments are as in
     `build_prompts` and `relevance_reward`.
     """

@@ -22,7 +22,7 @@ from ctrlreward.files import write_whole
 from ctrlreward.recipes.pair_training import adapter_trainer, parse, read_pairs
 from ctrlreward.tables.rows import Row
 
-# Options of `trl.DPOConfig`, beside those of pair_training.
+# Options of `trl.DPOConfig`, beside pair_training's.
 DEFAULTS: dict[str, Any] = {
     "output_dir": "runs/dpo",
     "learning_rate": 5e-5,

@@ -81,7 +81,7 @@ def folded(texts: Sequence[Evaluators], fold: Fold) -> Scores:
 
 
 def take_turns(systems: Sequence[str], samples: Samples) -> tuple[str, ...]:
-    """Return the system of each row: those of a label and prefix take turns in the file's order."""
+    """Return the system of each row: systems take turns within a label and prefix."""
     turns: Counter[tuple[Any, str]] = Counter()
     assigned = []
     for key in zip(samples.labels or (), samples.prefixes or (), strict=True):

@@ -25,8 +25,8 @@ def split_off(
 ) -> tuple[list[str], list[str]]:
     """Return distinct sentences for training and for validation, each in random order.
 
-    `share` is that of validation; both splits get one sentence or more. `files` are those of the
-    sentences, for the error.
+    `share` is the share for validation; both splits get one sentence or more. `files` are named in
+    the error.
 
     Raises:
         ValueError: The share is out of range, or there are fewer than two sentences.

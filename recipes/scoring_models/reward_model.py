@@ -38,7 +38,7 @@ from ctrlreward.scorers.records import write_scored_samples
 # Folders of the two models; the first has the even prefixes of the recipe.
 NAMES = ("reward", "held_out")
 
-# Options of `trl.RewardConfig`, beside those of pair_training.
+# Options of `trl.RewardConfig`, beside pair_training's.
 DEFAULTS: dict[str, Any] = {
     "output_dir": "runs/reward_models",
     "seed": 0,

@@ -35,7 +35,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
     """Trainer of a transformer encoder on `SentenceData`; see `ModelTrainer`.
 
     All weights are trained; the classification head is new. The folder is plain transformers, and
-    `Accuracy(folder)` loads it; its labels are those of the data. `evaluation.json` has
+    `Accuracy(folder)` loads it; it has the labels of the data. `evaluation.json` has
     `test_accuracy`, the mean of `Accuracy` over the test sentences.
 
     Args:

@@ -32,7 +32,7 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
     negative log-probability of their tokens and of the end token, logged as `train_loss`, nats per
     token. At the end of training the adapter that the trainer's `RewardCheckpoint` selected, else
     the last one, is written to a folder, for `LoRA(adapter=...)` of a `PolicyTuner`. An earlier one
-    in it is replaced. The other arguments are those of `PolicyTuner`.
+    in it is replaced. The other arguments go to `PolicyTuner`.
     """
 
     def __init__(

@@ -138,7 +138,7 @@ class TransferNetworks(nn.Module):
 class StateDiscriminator(nn.Module):
     """TextCNN over the states of a generator, one logit a sequence; higher is a real one.
 
-    `widths` are those of the filters, in states, with `filters` of each; dropout is of the
+    `widths` are the filters' widths, in states, with `filters` of each; dropout is of the
     features.
     """
 

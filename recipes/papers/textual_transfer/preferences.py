@@ -7,7 +7,7 @@
     python -m ctrlreward.recipes.papers.textual_transfer.preferences rates \
         anna.csv ben.csv --key sheets/key.csv
 
-https://arxiv.org/abs/1810.11878. The ratings are those of Li et al. (2018), of other outputs by
+https://arxiv.org/abs/1810.11878. The ratings are from Li et al. (2018), of other outputs by
 other people than the paper's.
 """
 
@@ -145,7 +145,7 @@ def fit_gm(
 
         Σ max(0, -c · GM(preferred) + c · GM(rejected) + 1)
 
-    The paper has c = 1. Where perplexities are high, as those of single sentences, a margin of 1 is
+    The paper has c = 1. Where perplexities are high, as for single sentences, a margin of 1 is
     small, and the best t makes every GM 0, which prefers nothing. A factor c changes no preference.
 
     Differential evolution, started from the paper's and random thresholds, finds a good region and
@@ -400,7 +400,7 @@ def _rates(answers: Sequence[tuple[str, int]], resamples: int, seed: int) -> dic
 
 
 def print_rates(given: Namespace) -> list[dict[str, Any]]:
-    """Print the rates beside those of the paper, and return them as JSON values."""
+    """Print the rates beside the paper's, and return them as JSON values."""
     lines, records = [], []
     for (first, second, question), (n, rates) in win_rates(given.key, given.sheets).items():
         record = {"first": first, "second": second, "question": question, "judgements": n}
