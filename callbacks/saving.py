@@ -217,7 +217,7 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
             replaced = dropped[0] if dropped else None
             path = self._get_metric_interpolated_filepath_name(names, trainer, replaced)
             self._paths[step] = path
-        # Checkpoints of a reference that other prompts have replaced stay on disk, but are not listed.
+        # Checkpoints of a reference that other prompts have replaced stay, but are not listed.
         self._paths = {old: path for old, path in self._paths.items() if old in self.state.kept}
         self._show()
         # Written before another is removed, so that a killed run has all checkpoints to keep.

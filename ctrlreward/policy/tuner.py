@@ -229,7 +229,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     def _reward_metrics(
         self, scored: RewardBatch, of_all_ranks: RewardBatch, learned: Tensor
     ) -> dict[str, float]:
-        """Return the statistics of rewards; `learned` are the rewards of all ranks to learn from."""
+        """Return the statistics of rewards; `learned` are those to learn from, of all ranks."""
         size = self.generation.num_generations
         metrics = {f"reward/{name}": each for name, each in of_all_ranks.statistics().items()}
         if size > 1:

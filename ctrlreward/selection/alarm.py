@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from ctrlreward.arguments import Mode, check_direction, not_negative, one_of, sign_of
-from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
+from ctrlreward.functional.sequential import Floats, check_level, level_of_test, rise_p_value
 from ctrlreward.selection.metrics import (
     Evidence,
     ModeOf,
@@ -142,12 +143,12 @@ class AlarmRule:
                 one_of("a key of margin", key, self.modes)
             not_negative("margin", margin)
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
         """Keys that the rule reads, the proxy first."""
         return [self.proxy, *self.held_out]
 
-    @property
+    @cached_property
     def modes(self) -> dict[str, HeldOutMode]:
         """Mode of each held-out metric."""
         given = cast("Mapping[str, HeldOutMode | None]", self.held_out)
@@ -199,29 +200,27 @@ class AlarmRule:
 
     def _compare(self, state: AlarmState, now: Validation) -> tuple[AlarmState, float, str]:
         """Return references and tests so far, the p-value for the run and a reason."""
-        comparable = all(
-            key in state.references and state.references[key].has_prompts_of(now, key)
-            for key in self.modes
-        )
-        if not comparable:
-            begun = state.references or state.tests
+        before = state.references
+        rows = {key: row for key in before if (row := before[key].paired(now, key))}
+        if rows.keys() != self.modes.keys():
+            begun = before or state.tests
             what = "other held-out prompts" if begun else "the first validation"
             reason = f"{what}: later validations are compared with step {now.step}"
             return replace(state, references=dict.fromkeys(self.modes, now)), 1.0, reason
         k = state.tests + 1
         share = chosen_level(1.0, k) if self.reference == "best" else level_of_test(1.0, k)
         p_values = {
-            key: max(self._rise(before, now), len(self.modes) * self._decline(before, now, key))
-            for key, before in state.references.items()
+            key: max(self._rise(before[key], now), len(self.modes) * self._decline(key, *pair))
+            for key, pair in rows.items()
         }
         key = min(p_values, key=lambda name: p_values[name])
         p_value = min(1.0, p_values[key] / share)
-        reason = self._explain(state.references[key], now, key, p_value, share)
-        references = dict(state.references)
+        reason = self._explain(before[key], now, key, p_value, share)
+        references = dict(before)
         if self.reference == "best":
             for name, mode in self.modes.items():
                 sign = 0.0 if mode == "drift" else sign_of(mode)
-                if sign * references[name].change(now, name) > 0:
+                if sign * before[name].change(now, name) > 0:
                     references[name] = now
         return replace(state, references=references, tests=k), p_value, reason
 
@@ -229,14 +228,13 @@ class AlarmRule:
         """Return the p-value of a rise of the proxy."""
         sign, key = sign_of(self.proxy_mode), self.proxy
         # Without scores by prompt, its mean decides.
-        if not before.has_prompts_of(now, key):
+        rows = before.paired(now, key)
+        if rows is None:
             return 0.0 if sign * now.metrics[key] > sign * before.metrics[key] else 1.0
-        first, second = (sign * np.array(side.evidence[key]) for side in (before, now))
-        return rise_p_value(first, second)
+        return rise_p_value(sign * rows[0], sign * rows[1])
 
-    def _decline(self, reference: Validation, now: Validation, key: str) -> float:
+    def _decline(self, key: str, before: Floats, after: Floats) -> float:
         """Return the p-value of a decline of a held-out metric by more than its margin."""
-        before, after = (np.array(side.evidence[key]) for side in (reference, now))
         margin = self.margin.get(key) if isinstance(self.margin, Mapping) else self.margin
         if margin is None:
             valid = before[np.isfinite(before)]

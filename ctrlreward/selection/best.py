@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cmp_to_key
+from functools import cached_property, cmp_to_key
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ctrlreward.arguments import Mode, check_direction, counted, sign_of
 from ctrlreward.functional.sequential import check_level, level_of_test
@@ -117,7 +119,7 @@ class BestRule:
             raise ValueError(f"top_k must be a count, or -1 to keep all, got {self.top_k}")
         check_level(self.level)
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
         """Keys that the rule reads, the monitored one first."""
         return [self.monitor, *self.constraints]
@@ -245,12 +247,7 @@ class BestRule:
         """Return a key that sorts steps from worst to best, pair by pair (`Validation.change`)."""
         plain = {step: Validation(step, {self.monitor: value}) for step, value in kept.items()}
         known, sign = {**plain, **candidates}, sign_of(self.mode)
-
-        def compare(a: int, b: int) -> int:
-            change = sign * known[b].change(known[a], self.monitor)
-            return (change > 0) - (change < 0)
-
-        return cmp_to_key(compare)
+        return cmp_to_key(lambda a, b: int(np.sign(sign * known[b].change(known[a], self.monitor))))
 
     def _keep(
         self, kept: Mapping[int, float], candidates: Mapping[int, Validation], step: int

@@ -29,7 +29,7 @@ def check_declared(keys: Iterable[str], declared: Collection[str]) -> None:
 
 
 def given_alone(rule: Rule, *settings: object) -> Rule:
-    """Return the rule that a callback was given; a TypeError if its arguments were given as well."""
+    """Return the rule that a callback was given; a TypeError if it got arguments of one as well."""
     if any(settings):
         raise TypeError(f"pass a {type(rule).__name__} or its arguments, not both")
     return rule

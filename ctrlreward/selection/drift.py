@@ -97,10 +97,10 @@ class DriftMonitor:
     ) -> tuple[dict[str, float], list[DriftAlarm]]:
         """Return the statistics of a step and new alarms, at most one per statistic in a run.
 
-        `prompts` has the prompt of each of n completions, or a key of it; `columns` are `"reward"` and each
-        `"component/<name>"`, of shape (n,), NaN where they failed. The statistics are means, NaN
-        where undefined: `length` in words at white space, `repetition` the share of word trigrams
-        that repeat an earlier one of the completion.
+        `prompts` has the prompt of each of n completions, or a key of it; `columns` are `"reward"`
+        and each `"component/<name>"`, of shape (n,), NaN where they failed. The statistics are
+        means, NaN where undefined: `length` in words at white space, `repetition` the share of word
+        trigrams that repeat an earlier one of the completion.
         """
         words = [split_words(text) for text in texts]
         lengths = np.array([len(each) for each in words], float)

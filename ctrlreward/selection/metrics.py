@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from ctrlreward.arguments import Mode, counted, did_you_mean
 from ctrlreward.functional.sequential import (
+    Floats,
     PairedDifference,
     PromptScores,
     level_of_test,
@@ -129,18 +130,18 @@ class Validation(State):
         """Return the evidence with its prompts, as `of` takes it."""
         return {k: PromptScores(row, self.prompts.get(k, "")) for k, row in self.evidence.items()}
 
-    def has_prompts_of(self, other: Validation, key: str) -> bool:
-        """Return whether both have evidence, of the same prompts as far as these are known."""
+    def paired(self, other: Validation, key: str) -> tuple[Floats, Floats] | None:
+        """Return both rows of evidence, shape (prompts,); None without, or of other prompts."""
         before, after = self.evidence.get(key), other.evidence.get(key)
-        if before is None or after is None or len(before) != len(after):
-            return False
-        return len({side.prompts[key] for side in (self, other) if key in side.prompts}) < 2
+        known = {side.prompts[key] for side in (self, other) if key in side.prompts}
+        if before is None or after is None or len(before) != len(after) or len(known) > 1:
+            return None
+        return np.array(before), np.array(after)
 
     def differs(self, other: Validation, key: str, level: float) -> PairedDifference | None:
         """Return other - self with its interval; None without evidence of the same prompts."""
-        if not self.has_prompts_of(other, key):
-            return None
-        return paired_difference(other.evidence[key], minus=self.evidence[key], level=level)
+        rows = self.paired(other, key)
+        return None if rows is None else paired_difference(rows[1], minus=rows[0], level=level)
 
     def change(self, other: Validation, key: str) -> float:
         """Return other - self: of the values, or by prompt if they failed on different prompts.
@@ -148,9 +149,10 @@ class Validation(State):
         The mean over the prompts that could be scored would rise if only the hard ones fail.
         """
         value = other.metrics[key] - self.metrics[key]
-        if not self.has_prompts_of(other, key):
+        rows = self.paired(other, key)
+        if rows is None:
             return value
-        before, after = (np.array(side.evidence[key]) for side in (self, other))
+        before, after = rows
         both = np.isfinite(after - before)
         if np.array_equal(np.isnan(before), np.isnan(after)) or not both.any():
             return value
@@ -158,9 +160,10 @@ class Validation(State):
 
     def failures(self, other: Validation, key: str) -> str:
         """Return the numbers of prompts that failed, in words; "" if none did."""
-        if not self.has_prompts_of(other, key):
+        rows = self.paired(other, key)
+        if rows is None:
             return ""
-        now, before = (sum(map(math.isnan, side.evidence[key])) for side in (other, self))
+        before, now = (int(np.isnan(row).sum()) for row in rows)
         return _failures(now, before)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from ctrlreward.arguments import Mode, check_direction, sign_of
@@ -73,7 +74,7 @@ class ParetoRule:
             check_key("each of metrics", key)
             check_direction(f"metrics[{key!r}]", "max" if direction is None else direction)
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
         """Keys that the rule reads."""
         return list(self.metrics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from ctrlreward.arguments import Mode, check_direction, counted, not_negative, sign_of
@@ -126,7 +127,7 @@ class StopRule:
         if isinstance(self.min_delta, str) and self.min_delta != "noise":
             raise ValueError(f"min_delta must be a number or 'noise', got {self.min_delta!r}")
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
         """Keys that the rule reads."""
         return [self.monitor]

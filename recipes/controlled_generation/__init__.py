@@ -101,7 +101,7 @@ class PromptData(PromptBatches):
 class SeveralRelevances(CompositeScorer, TaskScorer):
     """Relevance of several attributes; the model reads a text once for all of them.
 
-    - `<attribute>_relevance`: the relevance by the attribute's `CTRLEval`, 0 to 1, higher is better.
+    - `<attribute>_relevance`: relevance by the attribute's `CTRLEval`, 0 to 1, higher is better.
     - `attribute_relevance`: their geometric mean, 0 to 1, higher is better.
     """
 
