@@ -102,16 +102,17 @@ def complete(module: Generator, prompts: Samples, repeats: int, seed: int) -> Sa
     """Complete prompts of `Samples.as_prompts` that fit the module; see `generate`."""
     name = getattr(module, "__name__", type(module).__name__)
     rows = prompts[[i for i in range(len(prompts)) for _ in range(repeats)]]
-    if len(rows) == 0:
+    asked = rows.prompts or ()
+    if not asked:
         return rows
     completions: Any  # what the module returns, not what it should
     with fixed_randomness(seed):
         if isinstance(module, SampleGenerator):
             caller, completions = f"{name}.complete_samples", module.complete_samples(rows)
         elif isinstance(module, TextGenerator):
-            caller, completions = f"{name}.complete", module.complete(rows.require("prompts", name))
+            caller, completions = f"{name}.complete", module.complete(asked)
         else:
-            caller, completions = name, module(rows.require("prompts", name))
+            caller, completions = name, module(asked)
     if isinstance(completions, str) or not hasattr(completions, "__len__"):
         raise TypeError(
             f"{caller} must return a list, got {shortened(completions)}, {kind_of(completions)}"
@@ -122,7 +123,7 @@ def complete(module: Generator, prompts: Samples, repeats: int, seed: int) -> Sa
             f"{caller} must return one string per prompt, got {len(completions)} items for "
             f"{len(rows)} prompts, such as {(others or completions)[:1]!r}"
         )
-    pairs = zip(rows.require("prompts", name), completions, strict=True)
+    pairs = zip(asked, completions, strict=True)
     # With sources it may be a copy of the input, which some models begin with.
     if rows.sources is None and all(p and text.startswith(p) for p, text in pairs):
         warnings.warn(

@@ -204,21 +204,12 @@ class Samples:
                 raise TypeError("pass texts, with their prefixes, or outputs, not both")
             object.__setattr__(self, "texts", outputs)
         for name, _, integers in COLUMNS:
-            column = _plain(getattr(self, name))
+            column = getattr(self, name)
             given = "outputs" if name == "texts" and outputs is not None else name
             if column is None and name != "texts":
                 continue
-            if name == "labels" and isinstance(column, Mapping):
-                column = _attribute_rows(column, len(self.texts))
-            if name in _SETTINGS and isinstance(column, str):
-                column = [column] * len(self.texts)
-            unordered = isinstance(column, str | set | frozenset | Mapping) or table_of(column)
-            if unordered or not isinstance(column, Iterable):
-                hint = ". Use as_samples(...)." if name == "texts" and table_of(column) else ""
-                raise TypeError(
-                    f"{given} must be a list of strings, got {shortened(column)}, "
-                    f"{kind_of(column)}{hint}"
-                )
+            if not isinstance(column, list | tuple):
+                column = _listed(given, column, self.texts)
             items = [
                 item if isinstance(item, str) else _item(given, i, item, integers)
                 for i, item in enumerate(column)
@@ -271,7 +262,9 @@ class Samples:
         """Return the samples at a slice, at indices in their order, or where a mask is True."""
         if isinstance(rows, int):
             raise TypeError(f"samples[{rows}] is one row. Use samples[{rows}:{rows + 1}].")
-        indices = range(len(self))[rows] if isinstance(rows, slice) else list(_plain(rows))
+        indices = range(len(self))[rows] if isinstance(rows, slice) else rows
+        if not isinstance(indices, range | list):
+            indices = list(_plain(indices))
         if len(indices) and isinstance(indices[0], bool):
             if len(indices) != len(self):
                 raise ValueError(f"a mask must have {len(self)} items, got {len(indices)}")
@@ -537,6 +530,22 @@ def empty_items(name: str, items: Sequence[str]) -> Failures:
 def _plain(values: Any) -> Any:
     """Return a tensor, an array or a pandas Series as a list, and a number of NumPy as Python's."""
     return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _listed(name: str, column: Any, texts: Sequence[str]) -> Iterable[Any]:
+    """Return the items of a column that is not a list; a TypeError if it has no order."""
+    column = _plain(column)
+    if name == "labels" and isinstance(column, Mapping):
+        return _attribute_rows(column, len(texts))
+    if name in _SETTINGS and isinstance(column, str):
+        return [column] * len(texts)
+    table, unordered = table_of(column), isinstance(column, str | set | frozenset | Mapping)
+    if isinstance(column, Iterable) and not (unordered or table):
+        return column
+    hint = ". Use as_samples(...)." if table and name in ("texts", "outputs") else ""
+    raise TypeError(
+        f"{name} must be a list of strings, got {shortened(column)}, {kind_of(column)}{hint}"
+    )
 
 
 def _item(name: str, i: int, item: Any, integers: bool) -> Any:
