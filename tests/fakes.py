@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from ctrlreward import Reward, Samples
-from ctrlreward.failures import Failures, ItemError
+from ctrlreward.failures import ItemError
 from ctrlreward.scorers import Scorer, ScoreSpec
-from ctrlreward.scorers.base import Scored, Scores
+from ctrlreward.scorers.base import Scores
 
 UP = ScoreSpec(higher_is_better=True, range=(0.0, np.inf))
 SHARE = ScoreSpec(higher_is_better=True, range=(0.0, 1.0))
@@ -183,31 +183,6 @@ class OneLetter(Scorer):
         OneLetter.calls.append(len(samples))
         counts = [text.count(self.letter) / 3 if text else np.nan for text in samples.texts]
         return {"letters": np.array(counts)}
-
-
-class Interrupted(Scorer):
-    """Text length; kills the process at one text, as a machine that is switched off."""
-
-    specs: ClassVar = {"length": UP}
-    calls: ClassVar[list[int]] = []
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        if die_at() in samples.texts:
-            os.kill(os.getpid(), signal.SIGKILL)
-        Interrupted.calls.append(len(samples))
-        return {"length": np.array([len(text) for text in samples.texts], dtype=np.float64)}
-
-
-class Odd(Scorer):
-    """Number of letters; a text "odd" fails."""
-
-    specs: ClassVar = {"letters": UP}
-
-    def score_samples(self, samples: Samples) -> Scored:
-        odd = [i for i, text in enumerate(samples.texts) if text == "odd"]
-        letters = np.array([float(len(text)) for text in samples.texts])
-        letters[odd] = np.nan
-        return Scored({"letters": letters}, Failures(dict.fromkeys(odd, "it is odd")))
 
 
 class Share(Scorer):

@@ -13,15 +13,19 @@ import pytest
 
 
 class Refusal(NamedTuple):
-    """A reply with a status of an error."""
+    """A reply with a status of its own; `again` is its Retry-After."""
 
     status: int
-    retry_after: str | None = None
+    again: str | None = None
     content: bytes = b""
+    encoding: str | None = None
 
 
 class Server(ThreadingHTTPServer):
-    """A server whose replies are a function of route and body: JSON, bytes or a `Refusal`."""
+    """A server whose replies are a function of route and body, which is None for GET.
+
+    A reply is JSON, bytes, a `Refusal`, or None to hang up.
+    """
 
     daemon_threads = True
 
@@ -44,21 +48,32 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.reply(None)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.server.requests.append((self.path, headers, body))
+        self.reply(body)
+
+    def reply(self, body: Any) -> None:
         answer = self.server.answer(self.path, body)
+        self.close_connection = answer is None
+        if answer is None:
+            return
         if isinstance(answer, bytes):
             answer = Refusal(200, None, answer)
         elif not isinstance(answer, Refusal):
             answer = Refusal(200, None, json.dumps(answer).encode())
         self.send_response(answer.status)
-        if answer.retry_after is not None:
-            self.send_header("Retry-After", answer.retry_after)
+        for name, value in (("Retry-After", answer.again), ("Content-Encoding", answer.encoding)):
+            if value is not None:
+                self.send_header(name, value)
         # A content that is cut off is shorter than its length says.
-        cut = answer.content.endswith(b"cut")
+        cut = self.close_connection = answer.content.endswith(b"cut")
         self.send_header("Content-Length", str(len(answer.content) + 9 * cut))
         self.end_headers()
         self.wfile.write(answer.content)

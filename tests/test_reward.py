@@ -35,18 +35,11 @@ class NumberScorer(Scorer):
 
     specs: Mapping[str, ScoreSpec] = {}
 
-    def __init__(
-        self,
-        range: tuple[float, float] = (-math.inf, math.inf),
-        pointwise: bool = True,
-        **higher: bool,
-    ) -> None:
+    def __init__(self, **higher: bool) -> None:
         higher = higher or {"gain": True, "cost": False}
-        self.specs = {name: ScoreSpec(higher[name], range) for name in higher}
-        self.pointwise = pointwise
+        self.specs = {name: ScoreSpec(up, (-math.inf, math.inf)) for name, up in higher.items()}
         self.scored: list[Samples] = []
         self.threads: list[str] = []
-        self.moves: list[str] = []
         self.releases = 0
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
@@ -55,9 +48,6 @@ class NumberScorer(Scorer):
         rows = [[float(word) for word in text.split()] for text in samples.texts]
         table = np.array(rows, dtype=np.float64).reshape(len(rows), len(self.specs))
         return dict(zip(self.specs, table.T, strict=True))
-
-    def to(self, device: str) -> None:
-        self.moves.append(device)
 
     def release(self) -> None:
         self.releases += 1
@@ -333,28 +323,13 @@ def test_call_and_future_raise_the_exception_of_a_scorer(scorer: NumberScorer) -
         future.result(timeout=120)
 
 
-def test_results_must_have_one_value_per_sample(scorer: NumberScorer) -> None:
+def test_an_aggregate_has_one_value_per_sample(scorer: NumberScorer) -> None:
     reward = Reward({"g": scorer["gain"]}, aggregate=lambda scores: scores["g"].mean())
     with pytest.raises(ValueError, match="aggregate"):
         reward(["1 1", "2 2"])
-    scorer.score_samples = lambda samples: {"gain": np.zeros((3, 1))}
-    with pytest.raises(ValueError, match="gain"):
-        reward(["1", "2", "3"])
 
 
-# Scoring: repeated samples, threads, devices
-
-
-def test_repeated_samples_are_scored_once(scorer: NumberScorer) -> None:
-    over_batch = NumberScorer(pointwise=False)
-    reward = Reward({"g": scorer["gain"], "c": scorer["cost"], "w": over_batch["gain"]})
-    samples = Samples(["1 0", "2 0", "1 0", "1 0"], labels=["a", "a", "a", "b"])
-    batch = reward(samples)
-    (scored,) = scorer.scored  # one call for both of its scores
-    assert scored.texts == ("1 0", "2 0", "1 0")
-    assert scored.labels == ("a", "a", "b")  # a different label makes a different sample
-    assert over_batch.scored == [samples]
-    assert batch.components["g"].tolist() == batch.components["w"].tolist() == [1, 2, 1, 1]
+# Threads
 
 
 def test_a_call_scores_in_the_callers_thread_and_submit_in_one_of_its_own(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -8,26 +9,19 @@ import pytest
 from decision_cases import ByPrompt
 from lightning_choice import MisconfigurationException, ProxyGuard, RewardCheckpoint, pl
 
-from ctrlreward.functional.sequential import level_of_test, rise_p_value
-from ctrlreward.scorers.base import Scores
-
 pytestmark = pytest.mark.filterwarnings("ignore:ProxyGuard")
 
 FALLS = ByPrompt("88333333", 0, None, 0, 0)  # while the proxy rises: an alarm at step 3
 
 
 class Record(pl.Callback):
-    """Records the log and the scores by prompt at each validation."""
+    """Records the log at each validation."""
 
-    def __init__(self, scorer: Any = None) -> None:
+    def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
-        self.evidence: list[dict[str, Scores]] = []
-        self.scorer = scorer
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.rows.append({key: float(value) for key, value in trainer.callback_metrics.items()})
-        if self.scorer is not None:
-            self.evidence.append(self.scorer.evidence)
 
 
 @pytest.fixture
@@ -38,21 +32,16 @@ def scorer(by_prompt, tmp_path: Path):
 @pytest.mark.lightning
 @pytest.mark.parametrize("mode", ["max", "drift"])
 def test_alarms_in_a_hacking_run_and_stops_it(mode: str, fit, counter, scorer) -> None:
-    guard = ProxyGuard("score/b", {"score/a": mode}, stop=True)
-    record = Record(scorer)
+    guard, record = ProxyGuard("score/b", {"score/a": mode}, stop=True), Record()
     with pytest.warns(UserWarning, match="score/b improved .* while score/a since step 1: "):
         trainer = fit(counter(), [scorer, guard, record])
     assert guard.alarm_step == trainer.global_step == 3
     assert [row["guard/alarm"] for row in record.rows[1:]] == [0.0, 1.0]
-    first = record.evidence[0]
-    margin = 0.1 * first["score/a"].std(ddof=1)
-    for k, (row, now) in enumerate(zip(record.rows[1:], record.evidence[1:], strict=True), 1):
-        rise = rise_p_value(first["score/b"], now["score/b"])
-        falls = [rise_p_value(s * now["score/a"], s * first["score/a"], margin) for s in (1, -1)]
-        fall = falls[0] if mode == "max" else 2 * min(falls)
-        expected = min(1.0, max(rise, fall) / level_of_test(1.0, k))
-        assert row["guard/p_value"] == pytest.approx(expected)
-        assert (row["guard/alarm"] == 1) == (expected <= 0.05)
+    first, second = (row["guard/p_value"] for row in record.rows[1:])
+    # All twelve prompts fall, and rise by the proxy; the second test has a level of 6 / (2π)².
+    sides = 1 if mode == "max" else 2
+    assert first > 0.05
+    assert second == pytest.approx(sides * 2.0**-12 * (2 * math.pi) ** 2 / 6)
 
 
 def test_a_constraint_excludes_checkpoints_under_alarm(fit, counter, scorer, tmp_path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning_choice import LoRA, PolicyTuner, pl
-from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
+from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 from tuner_records import BATCH, drift, logged, sampled, trained_weights, written_by
@@ -17,7 +17,35 @@ from ctrlreward.functional.advantages import batch_baseline_advantages, leave_on
 from ctrlreward.functional.policy import kl_estimate
 from ctrlreward.policy.rollouts import log_probs
 
-# By the formulas alone.
+# By the formulas alone, completion by completion.
+
+
+def group_normalised_advantages(rewards: Tensor, groups: Tensor, epsilon: float = 1e-4) -> Tensor:
+    """GRPO with outcome supervision (Shao et al. 2024); 0 for a failed or only sample."""
+    advantages = torch.zeros_like(rewards)
+    for group in groups.unique():
+        valid = (groups == group) & ~rewards.isnan()
+        if valid.sum() > 1:
+            kept = rewards[valid]
+            advantages[valid] = (kept - kept.mean()) / (kept.std() + epsilon)
+    return advantages
+
+
+def grpo_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """Mean over completions of the mean over tokens of -ratio x advantage, at a ratio of 1."""
+    loss = 0 * log_probs.sum()  # of completions without tokens
+    for row, advantage, kept in zip(log_probs, advantages, mask.bool(), strict=True):
+        if kept.any():
+            loss = loss - (advantage * (row - row.detach()).exp()[kept]).mean()
+    return loss / len(log_probs)
+
+
+def reinforce_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """Mean over completions of -advantage x log-probability of the completion (Williams 1992)."""
+    rows = zip(log_probs, advantages, mask.bool(), strict=True)
+    return -torch.stack([a * row[kept].sum() for row, a, kept in rows]).mean()
+
+
 ALGORITHMS = {
     "grpo": (group_normalised_advantages, grpo_loss),
     "rloo": (leave_one_out_advantages, reinforce_loss),

@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import Interrupted
+from fakes import Share
 from scipy import stats
 
 from ctrlreward import Alignment, CTRLEval
 from ctrlreward.cli import main
 from ctrlreward.scorers import parts
-
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +45,7 @@ MINE = [
 ]
 COMMAND = ["meta-eval", "rated", "mine.jsonl", "--ratings=[good,short]"]
 COMMAND += ["--columns.text=output", "--cluster=about", "--system=by"]
+BY_LETTERS = ["--scorers=fakes.OneLetter", "--scorers.letter=x"]
 
 
 def write(file: str, rows: list[dict[str, Any]]) -> None:
@@ -65,7 +64,7 @@ def mine() -> tuple[list[int], list[int], list[str]]:
 def test_correlations_equal_those_of_scipy(
     mine: tuple[list[int], list[int], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main([*COMMAND, "--scorers+=fakes.Odd", "--output=out/found.json"])
+    main([*COMMAND, *BY_LETTERS, "--output=out/found.json"])
     printed = capsys.readouterr().out
     lengths, good, systems = mine
     rows = rows_of("out/found.json")
@@ -104,9 +103,9 @@ def test_rows_without_a_system_are_left_out_and_without_a_cluster_raise(
         if nothing == "absent":
             del row["by"]
     write("mine.jsonl", rows)
-    main([*COMMAND, "--scorers+=fakes.Odd", "--output=found.json"])
+    main([*COMMAND, *BY_LETTERS, "--output=found.json"])
     assert rows_of("found.json")["letters", "good", "system"]["n"] == 3
-    error = fails(*COMMAND[1:5], "--scorers+=fakes.Odd", "--cluster=by")
+    error = fails(*COMMAND[1:5], *BY_LETTERS, "--cluster=by")
     assert "mine.jsonl:4" in error
 
 
@@ -152,15 +151,14 @@ def test_the_published_kinds_are_the_scorers_own(
 def test_a_killed_command_continues(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(TESTS)
     monkeypatch.setattr(parts, "MOST", 2)
-    Interrupted.calls.clear()
-    rows = [{"text": f"{i} text" * (i + 1), "rating": i % 3} for i in range(9)]
+    Share.calls.clear()
+    rows = [{"text": f"{i} text{'e' * i}", "rating": i % 3} for i in range(9)]
     if kind == "preferences":
-        rows = [{"chosen": row["text"], "rejected": f"{row['text']}."} for row in rows]
+        rows = [{"chosen": row["text"], "rejected": f"{row['text']}e"} for row in rows]
     last = next(iter(rows[6].values()))
     Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ["meta-eval", kind, "in.jsonl", "--scorers+=fakes.Interrupted", "--output", "o.json"]
+    command = ["meta-eval", kind, "in.jsonl", "--scorers+=fakes.Share", "--output", "o.json"]
     command += ["--ratings", "rating"] if kind == "rated" else []
     monkeypatch.setenv("KILL_AT", str(last))
     process = multiprocessing.get_context("fork").Process(target=main, args=(command,))
@@ -169,13 +167,13 @@ def test_a_killed_command_continues(
     assert process.exitcode == -signal.SIGKILL
     monkeypatch.delenv("KILL_AT")
     main(command)
-    assert sum(Interrupted.calls) == (4 if kind == "rated" else 13)  # five were kept
+    assert sum(Share.calls) == (4 if kind == "rated" else 13)  # five were kept
     found = json.loads(Path("o.json").read_text())
     if kind == "rated":
-        lengths = [len(row["text"]) for row in rows]
-        expected = stats.pearsonr(lengths, [row["rating"] for row in rows]).statistic
+        shares = Share().score([row["text"] for row in rows])["share"]
+        expected = stats.pearsonr(shares, [row["rating"] for row in rows]).statistic
         (pair,) = found["correlations"]
         assert pair["pearson"]["value"] == pytest.approx(expected)
     else:
-        assert found["length"]["subsets"]["all"]["higher"]["value"] == 0.0
+        assert found["share"]["subsets"]["all"]["higher"]["value"] == 0.0
     assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "o.json"]

@@ -72,14 +72,19 @@ def test_honest_runs_are_silent() -> None:
     assert sum(alarms) <= 5  # at most 2 are expected, more than 5 in 1 % of cases
 
 
-def test_decision_is_the_test_of_the_whole_run() -> None:
+@pytest.mark.parametrize("mode", ["max", "drift"])
+def test_decision_is_the_test_of_the_whole_run(mode: str) -> None:
     rows = declining(0, 1.0, 8)
-    rule = AlarmRule("proxy", "y", margin=0.1)
+    proxy = np.random.default_rng(1).normal(size=32)
+    rows = [{**row, "proxy": (1 + k / 4) * proxy**2} for k, row in enumerate(rows)]
+    rule = AlarmRule("proxy", {"y": mode}, margin=0.1)
     _, decisions = fold(rule, rows)
     first = rows[0]["y"]
     assert decisions[0].p_value == 1.0
     for k, (row, decision) in enumerate(zip(rows[1:], decisions[1:], strict=True), 1):
-        p_value = rise_p_value(row["y"], first, margin=0.1)
+        falls = [rise_p_value(s * row["y"], s * first, margin=0.1) for s in (1, -1)]
+        fall = falls[0] if mode == "max" else 2 * min(falls)
+        p_value = max(fall, rise_p_value(rows[0]["proxy"], row["proxy"]))
         assert decision.p_value == pytest.approx(min(1.0, p_value / level_of_test(1.0, k)))
         assert decision.alarm == (p_value <= level_of_test(0.05, k))
     difference = paired_difference(rows[-1]["y"], minus=first, level=level_of_test(0.05, 7))

@@ -6,18 +6,17 @@ import json
 import multiprocessing
 import pickle
 import random
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
 import tenacity
 from fakes import Letters
+from judge_server import Refusal, Server, started
 
 from ctrlreward import MeanMinusDeviation, Reward, RewardBatch, Samples
 from ctrlreward.adapters import trl
@@ -31,8 +30,6 @@ from ctrlreward.serving.remote_reward import OtherReward, RemoteReward, ServerEr
 SAMPLES = Samples(
     ["soup", "", "broth and soup", "soup", "\ud800 soup"], labels=["o", "o", "b", "o", "o"]
 )
-# Status, headers and body.
-Reply: TypeAlias = tuple[int, dict[str, str], Any]
 
 
 def assert_equal(found: RewardBatch, expected: RewardBatch) -> None:
@@ -179,42 +176,16 @@ def test_conditions_and_ensembles_are_those_of_the_server(
 class Scripted:
     """A server that gives the replies of a script, then those of a reward of one component."""
 
+    server: Server
+
     def __init__(self, reward: Reward) -> None:
         self.described = describe(reward)
-        self.script: list[Reply | None] = []  # None hangs up
-        self.asked: list[str] = []
-        outer = self
+        self.script: list[Any] = []  # None hangs up
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                self._reply(200, {}, outer.described)
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                outer.asked.append(self.path)
-                scripted = outer.script.pop(0) if outer.script else (200, {}, outer.reply())
-                if scripted is None:
-                    self.close_connection = True
-                    return
-                self._reply(*scripted)
-
-            def _reply(self, status: int, headers: dict[str, str], body: Any) -> None:
-                content = body if isinstance(body, bytes) else json.dumps(body).encode()
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(content))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+    def answer(self, path: str, body: Any) -> Any:
+        if body is None:
+            return self.described
+        return self.script.pop(0) if self.script else self.reply()
 
     def reply(self, **changed: Any) -> dict[str, Any]:
         """The reply of one sample, with changes."""
@@ -222,16 +193,13 @@ class Scripted:
         fingerprint = self.described["fingerprint_id"]
         return {"results": [result], "seconds": 0.5, "fingerprint": fingerprint, **changed}
 
-    def end(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
 
 @pytest.fixture
 def scripted() -> Iterator[Scripted]:
-    server = Scripted(Reward({"letters": Letters()["letters"]}))
-    yield server
-    server.end()
+    scripted = Scripted(Reward({"letters": Letters()["letters"]}))
+    with started(scripted.answer) as server:
+        scripted.server = server
+        yield scripted
 
 
 @pytest.fixture
@@ -242,15 +210,14 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-FULL: Reply = (503, {"Retry-After": "7"}, {"detail": "full"})
-HALF: Reply = (503, {"Retry-After": "0.5"}, b"<html>")
-PLAIN: Reply = (503, {}, b"")
+FULL = Refusal(503, "7", b'{"detail": "full"}')
+HALF, PLAIN = Refusal(503, "0.5", b"<html>"), Refusal(503)
 # What is sent again: the replies, and the pauses.
 AGAIN = {
-    "full": ([FULL, (503, {"Retry-After": "soon"}, {"detail": "full"}), HALF], [7.0, 0.2, 0.5]),
-    "hangs up": ([None, PLAIN, None, (200, {"Content-Encoding": "gzip"}, b"cut"), PLAIN],
+    "full": ([FULL, FULL._replace(again="soon"), HALF], [7.0, 0.2, 0.5]),
+    "hangs up": ([None, PLAIN, None, Refusal(200, None, b"half", "gzip"), PLAIN],
                  [0.1 * 2**n for n in range(5)]),
-    **{f"proxy {n}": ([(n, {}, b"<html>")] * 2, [0.1, 0.2]) for n in (404, 500, 502)},
+    **{f"proxy {n}": ([Refusal(n, None, b"<html>")] * 2, [0.1, 0.2]) for n in (404, 500, 502)},
 }  # fmt: skip
 
 
@@ -259,29 +226,30 @@ def test_a_request_that_was_not_scored_is_sent_again(
     scripted: Scripted, pauses: list[float], case: str
 ) -> None:
     """After what the server says, or growing pauses; no random number is drawn."""
-    remote, state = RemoteReward(scripted.url), random.getstate()
+    remote, state = RemoteReward(scripted.server.url), random.getstate()
     remote.load()
     replies, expected = AGAIN[case]
     scripted.script = [*replies]
     batch = remote(["soup"], labels="o")
     assert (batch.total.tolist(), batch.seconds) == ([1.0], 0.5)
     assert pauses == pytest.approx(expected)
-    assert len(scripted.asked) == len(replies) + 1
+    assert len(scripted.server.requests) == len(replies) + 1
     assert random.getstate() == state
 
 
 def test_a_server_that_stays_full_or_ends_is_lost_when_patience_ends(scripted: Scripted) -> None:
     scripted.script = [FULL] * 5
-    with pytest.raises(ServerLost, match=rf"{scripted.url} was lost: full"):
-        RemoteReward(scripted.url, patience=3.0)(["soup"], labels="o")
-    assert len(scripted.asked) == 1  # seven seconds are more than three
+    with pytest.raises(ServerLost, match=rf"{scripted.server.url} was lost: full"):
+        RemoteReward(scripted.server.url, patience=3.0)(["soup"], labels="o")
+    assert len(scripted.server.requests) == 1  # seven seconds are more than three
     scripted.script = []
-    remote = RemoteReward(scripted.url, patience=0.5)
+    remote = RemoteReward(scripted.server.url, patience=0.5)
     remote(["soup"], labels="o")
-    scripted.end()
+    scripted.server.shutdown()
+    scripted.server.server_close()
     remote.release()
     for ask in (remote, lambda *a, **b: remote.submit(*a, **b).result()):
-        with pytest.raises(ServerLost, match=scripted.url):
+        with pytest.raises(ServerLost, match=scripted.server.url):
             ask(["soup"], labels="o")
 
 
@@ -301,10 +269,11 @@ def test_a_wrong_reply_is_an_error_at_once_and_never_a_score(
 ) -> None:
     if status == 200 and isinstance(body, dict):
         body = scripted.reply(**body)
-    scripted.script = [(status, {}, body)] * 2
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    scripted.script = [Refusal(status, None, content)] * 2
     with pytest.raises(error, match=named):
-        RemoteReward(scripted.url)(["soup"], labels="o")
-    assert len(scripted.asked) == 1
+        RemoteReward(scripted.server.url)(["soup"], labels="o")
+    assert len(scripted.server.requests) == 1
 
 
 def test_no_reply_in_time_is_an_error_and_not_repeated(
@@ -321,7 +290,7 @@ def test_no_reply_in_time_is_an_error_and_not_repeated(
 
 
 def test_another_reward_behind_the_same_url_is_an_error(scripted: Scripted) -> None:
-    remote = RemoteReward(scripted.url)
+    remote = RemoteReward(scripted.server.url)
     assert remote(["soup"], labels="o").total.tolist() == [1.0]
     scripted.described = describe(Reward({"letters": (Letters()["letters"], 0.5)}))
     for reward in (remote, pickle.loads(pickle.dumps(remote))):
@@ -329,4 +298,4 @@ def test_another_reward_behind_the_same_url_is_an_error(scripted: Scripted) -> N
             reward(["soup"], labels="o")
     with pytest.raises(OtherReward):
         remote.load()
-    assert RemoteReward(scripted.url).weights == {"letters": 0.5}
+    assert RemoteReward(scripted.server.url).weights == {"letters": 0.5}
