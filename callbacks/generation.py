@@ -20,17 +20,16 @@ from ctrlreward.callbacks.wandb_rows import (
 )
 from ctrlreward.completion import (
     Generator,
-    fixed_randomness,
     generate_across_ranks,
     mismatch,
     unclear_input,
 )
 from ctrlreward.files import remove_unfinished
-from ctrlreward.held_out import SCORED_STEP, TABLE, HeldOutScorer, HeldOutScores
+from ctrlreward.held_out import SCORED_STEP, TABLE, HeldOutScorer
 from ctrlreward.lightning_package import LightningModule, Trainer, averaging_callbacks
 from ctrlreward.placement import shared_device
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.samples import Samples, SamplesLike, Unfinished
+from ctrlreward.samples import SamplesLike, Unfinished
 from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.sharded_weights import whole_weights
@@ -207,24 +206,19 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         with precision, whole_weights(cast(nn.Module, trainer.strategy.model)):
             generator = cast(Generator, pl_module)
             samples = generate_across_ranks(generator, prompts, self._repeats, self.seed)
-        logged = self.metrics(on_rank_zero(lambda: self._score(trainer, samples, step)))
-        log_at_validation(trainer, pl_module, logged)
+        stage = {"fit": "", "test": "test-"}.get(kind or "", "validate-")
+        path = self.folder and self.folder / f"{stage}step={step:06d}.jsonl"
+        result = self.score_on_rank_zero(samples, path)
+        table, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
+        log_sample_table(trainer, table, samples, result.scores, result.reasons, steps)
+        log_at_validation(trainer, pl_module, result.metrics)
         self.has_new_scores = True
         if kind == "fit":
-            self.last_scored_step, self._last_logged = step, logged
+            self.last_scored_step, self._last_logged = step, result.metrics
         else:  # Lightning passes it to the loggers as the step of their row
             pl_module.log("step", float(step), **ALIKE)
 
     on_test_epoch_end = on_validation_epoch_end
-
-    def _score(self, trainer: Trainer, samples: Samples, step: int) -> HeldOutScores:
-        kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
-        path = self.folder and self.folder / f"{kind}step={step:06d}.jsonl"
-        with fixed_randomness(self.seed):
-            result = self.score_samples(samples, path)
-        key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
-        log_sample_table(trainer, key, samples, result.scores, result.reasons, steps)
-        return result
 
     def release(self) -> None:
         """Free the scorers' models."""

@@ -22,7 +22,7 @@ from ctrlreward.callbacks.judges import (
     with_judges,
 )
 from ctrlreward.callbacks.monitoring import known_modes, scored_specs
-from ctrlreward.callbacks.saving import selecting_checkpoints
+from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.completion import (
     Generator,
@@ -34,7 +34,7 @@ from ctrlreward.completion import (
 )
 from ctrlreward.files import JsonLog, json_text, without_nan, write_whole
 from ctrlreward.held_out import components_by_name
-from ctrlreward.lightning_package import LightningModule, Trainer, is_sharded
+from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of, is_sharded
 from ctrlreward.plots import Rows, draw_curves
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
@@ -129,7 +129,7 @@ class BeforeAfterMixin(CallbackMixin):
         check_judges(self.judges.values(), self.prompts)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.refuse(mismatch(pl_module, self.samples))
-            if not selecting_checkpoints(trainer):
+            if not callbacks_of(trainer, SelectingCheckpointMixin):
                 self.refuse("the trainer needs a RewardCheckpoint, whose policy is compared")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -154,7 +154,7 @@ class BeforeAfterMixin(CallbackMixin):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self.seconds["train"] = self._train_seconds()
-        keeper = selecting_checkpoints(trainer)[0]
+        keeper = callbacks_of(trainer, SelectingCheckpointMixin)[0]
         path = keeper.best_model_path or keeper.last_model_path
         if not path:
             raise RuntimeError("training ended before the first validation. Validate more often.")
@@ -207,7 +207,7 @@ class BeforeAfterMixin(CallbackMixin):
 
 def run_facts(trainer: Trainer) -> dict[str, Any]:
     """Return the entries of `summary.json` that no score changes: steps, choice, directions."""
-    keeper = selecting_checkpoints(trainer)[0]
+    keeper = callbacks_of(trainer, SelectingCheckpointMixin)[0]
     best = keeper.best_adapter_path or keeper.best_model_path or keeper.last_model_path
     return {
         "steps": trainer.global_step,

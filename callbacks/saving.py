@@ -32,6 +32,7 @@ from ctrlreward.lightning_package import (
     ModelCheckpoint,
     Trainer,
     averaging_callbacks,
+    callbacks_of,
     is_sharded,
 )
 from ctrlreward.ranks import on_rank_zero
@@ -194,7 +195,7 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
         trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         if trainer.global_step and self.save_top_k and not trial:
             self.select(trainer)
-        callbacks = selecting_checkpoints(trainer)
+        callbacks = callbacks_of(trainer, SelectingCheckpointMixin)
         # The last callback writes the files of all, so that they have the decision of each.
         for callback in callbacks if self is callbacks[-1] else ():
             if callback._writes_last:
@@ -278,9 +279,3 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
         best = self.selected_step
         self.best_model_path = "" if best is None else self._paths[best]
         self.best_model_score = None if best is None else self.best_k_models[self.best_model_path]
-
-
-def selecting_checkpoints(trainer: Trainer) -> list[SelectingCheckpointMixin]:
-    """Return the `RewardCheckpoint`s and `ParetoCheckpoint`s of a trainer."""
-    callbacks = trainer.checkpoint_callbacks
-    return [each for each in callbacks if isinstance(each, SelectingCheckpointMixin)]

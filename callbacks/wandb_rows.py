@@ -7,7 +7,7 @@ A row that ends advances the step of the run, and W&B drops what is then logged 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ctrlreward.extras import import_extra
 from ctrlreward.lightning_package import LightningModule, Trainer, WandbLogger, is_instance
@@ -31,11 +31,10 @@ def key_of(logger: WandbLogger, key: str) -> str:
     return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{key}" if logger._prefix else key
 
 
-def add_to_next_row(trainer: Trainer, values: Mapping[str, Any]) -> None:
+def add_to_next_row(logger: WandbLogger, values: Mapping[str, Any]) -> None:
     """Add values to the row that the trainer or the user logs next; the run's end also logs it."""
-    for logger in runs_of(trainer):
-        row = {key_of(logger, key): value for key, value in values.items()}
-        logger.experiment.log(row, commit=False)
+    row = {key_of(logger, key): value for key, value in values.items()}
+    logger.experiment.log(row, commit=False)  # nothing, except on rank 0
 
 
 def log_sample_table(
@@ -47,10 +46,10 @@ def log_sample_table(
     steps: Mapping[str, int],
 ) -> None:
     """Add the table of some samples, evenly spaced, and further `steps` to the next row."""
-    if runs_of(trainer):
+    for logger in runs_of(trainer):
         wandb = import_extra("wandb", "WandbLogger")
         columns, data = sample_table(samples, scores, TABLE_ROWS, reasons)
-        add_to_next_row(trainer, {key: wandb.Table(columns=columns, data=data), **steps})
+        add_to_next_row(logger, {key: wandb.Table(columns=columns, data=data), **steps})
 
 
 def log_at_validation(
@@ -80,9 +79,10 @@ def log_late(trainer: Trainer, values: Mapping[str, float], steps: Mapping[str, 
     W&B also gets `steps`, which its curves are drawn over.
     """
     for logger in trainer.loggers:
-        if not is_instance(logger, "WandbLogger"):
+        if is_instance(logger, "WandbLogger"):
+            add_to_next_row(cast(WandbLogger, logger), {**values, **steps})
+        else:
             logger.log_metrics(dict(values), step=trainer.global_step)
-    add_to_next_row(trainer, {**values, **steps})
 
 
 def define_curves(trainer: Trainer, summaries: Mapping[str, str | None], step_key: str) -> None:

@@ -180,7 +180,19 @@ class HeldOutScorer:
         samples = generate_across_ranks(
             generator, self.prompts, self.generations_per_prompt, self.seed
         )
-        return self.metrics(on_rank_zero(lambda: self.score_samples(samples)))
+        return self.score_on_rank_zero(samples).metrics
+
+    def score_on_rank_zero(self, samples: Samples, path: Path | None = None) -> HeldOutScores:
+        """Return what `score_samples` returns, and keep the scores by prompt; a collective.
+
+        The random state stays, since a scorer may load its model.
+        """
+        from ctrlreward.completion import fixed_randomness
+
+        with fixed_randomness(self.seed):
+            result = on_rank_zero(lambda: self.score_samples(samples, path))
+        self.by_prompt = result.by_prompt
+        return result
 
     def score_samples(
         self,
@@ -199,12 +211,13 @@ class HeldOutScorer:
         reasons: dict[str, Sequence[str]] = {}
         if scores is None:
             result = score(self.scored, samples)
-            scores = result.warned()
+            result.failures.warn(len(samples))
+            scores = result.scores
             reasons = {key: result.reasons[key] for key in self.components if key in result.reasons}
         shown = {key: scores[key] for key in self.components}
         if path is not None:
             write_scored_samples(path, samples, shown, reasons=reasons, measure=self.measure)
-        corpus, jackknifed = self._figures(samples, scores)
+        corpus, jackknifed = self._figures(samples, scores) if self._has_figures else ({}, {})
         if path is not None and jackknifed:
             write_scored_samples(path, samples, shown, jackknifed, None, reasons, self.measure)
         tables = {key: row.reshape(-1, self._repeats) for key, row in shown.items()}
@@ -216,10 +229,12 @@ class HeldOutScorer:
         by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
         return HeldOutScores(shown, reasons, named, by_prompt)
 
-    def metrics(self, scores: HeldOutScores) -> dict[str, float]:
-        """Return the metrics of `score_samples`, and keep the scores by prompt."""
-        self.by_prompt = scores.by_prompt
-        return scores.metrics
+    @cached_property
+    def _has_figures(self) -> bool:
+        """Whether a score is no mean over texts, but of the corpus or of groups."""
+        of_corpus = f"{self.name}/{CORPUS}/"
+        of_groups = any(scorer.of_groups for scorer in self.scorers)
+        return of_groups or any(key.startswith(of_corpus) for key in self.specs)
 
     def _figures(
         self, samples: Samples, scores: Mapping[str, Scores]

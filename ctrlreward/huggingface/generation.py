@@ -19,10 +19,10 @@ from transformers.integrations.integration_utils import WandbCallback
 from transformers.trainer_utils import IntervalStrategy, default_compute_objective
 
 from ctrlreward.arguments import check_type, positive
-from ctrlreward.completion import eval_mode, fixed_randomness, generate_across_ranks, unclear_input
+from ctrlreward.completion import eval_mode, generate_across_ranks, unclear_input
 from ctrlreward.extras import import_extra
 from ctrlreward.files import remove_unfinished
-from ctrlreward.held_out import TABLE, HeldOutScorer, HeldOutScores
+from ctrlreward.held_out import TABLE, HeldOutScorer
 from ctrlreward.huggingface.run_state import PREFIX, RestoresItself, Run, join_state
 from ctrlreward.models.chats import as_prompt, plain_text
 from ctrlreward.models.tokenization import before_space
@@ -162,12 +162,12 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         check_own(self, state)
         step, entry = state.global_step, self._entry
         if not self._training:
-            logged = self._evaluate(args, step)
+            logged = self._evaluate(args, state)
         else:
             if step != entry["seen"]:  # not another set of the same evaluation
                 entry |= {"seen": step, "evaluations": entry["evaluations"] + 1, "logged": {}}
                 if entry["evaluations"] % self.every_n_evaluations == 0:
-                    entry |= {"step": step, "logged": self._evaluate(args, step)}
+                    entry |= {"step": step, "logged": self._evaluate(args, state)}
                     Run.of(state).evidence[self.name] = step, self.evidence
             logged = entry["logged"]
         searches = state.is_hyper_param_search
@@ -176,11 +176,19 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
             logged = {key: value for key, value in logged.items() if key == chosen}
         metrics.update(logged)
 
-    def _evaluate(self, args: Arguments, step: int) -> dict[str, float]:
+    def _evaluate(self, args: Arguments, state: State) -> dict[str, float]:
         """Return the metrics, with the prefix of evaluations, and log them."""
         samples = self._generator.generate(self.prompts, self.generations_per_prompt, self.seed)
-        values = self.metrics(on_rank_zero(lambda: self._score(args, step, samples)))
-        logged = {PREFIX + key: value for key, value in values.items()}
+        kind = "" if self._training else "evaluate-"  # the texts of training stay
+        path = self.folder / f"{kind}step={state.global_step:06d}.jsonl"
+        result = self.score_on_rank_zero(samples, path)
+        run = wandb_run(args) if state.is_world_process_zero else None
+        if run is not None:
+            columns, rows = sample_table(samples, result.scores, self.table_rows, result.reasons)
+            table = import_extra("wandb", "report_to='wandb'").Table(columns=columns, data=rows)
+            shown = {f"eval/{key}": value for key, value in result.metrics.items()}
+            add_to_run(run, self.name, {**shown, f"{self.name}/{TABLE}": table}, state.global_step)
+        logged = {PREFIX + key: value for key, value in result.metrics.items()}
         # Without W&B's callback, which would end a row.
         handler = self.trainer.callback_handler
         callbacks = handler.callbacks
@@ -191,18 +199,6 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         finally:
             handler.callbacks = callbacks
         return logged
-
-    def _score(self, args: Arguments, step: int, samples: Samples) -> HeldOutScores:
-        with fixed_randomness(self.seed):
-            kind = "" if self._training else "evaluate-"  # the texts of training stay
-            found = self.score_samples(samples, self.folder / f"{kind}step={step:06d}.jsonl")
-        run = wandb_run(args)
-        if run is not None:
-            columns, rows = sample_table(samples, found.scores, self.table_rows, found.reasons)
-            table = import_extra("wandb", "report_to='wandb'").Table(columns=columns, data=rows)
-            shown = {f"eval/{key}": value for key, value in found.metrics.items()}
-            add_to_run(run, self.name, {**shown, f"{self.name}/{TABLE}": table}, step)
-        return found
 
 
 def wandb_run(args: Arguments) -> Any:

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctrlreward.files import finite_or_none, json_line, read_jsonl, without_nan, write_whole
+from ctrlreward.files import (
+    finite_or_none,
+    json_line,
+    none_for_nan,
+    read_jsonl,
+    without_nan,
+    write_whole,
+)
 from ctrlreward.samples import JSON_KEYS, Samples, records_of, samples_of
 from ctrlreward.scorers.base import Component, Scorer, Scores
 
@@ -32,13 +39,15 @@ def write_scored_samples(
     NaN and infinite scores, (n,), are null. `by_prompt`, (prompts,), are values that are not means,
     in the first record of each prompt; `measure` is in the first of all.
     """
-    prompts = len(next(iter(by_prompt.values()))) if by_prompt else 0
+    columns = {name: none_for_nan(values) for name, values in scores.items()}
+    figures = {name: none_for_nan(values) for name, values in (by_prompt or {}).items()}
+    prompts = len(next(iter(figures.values()), ()))
     lines = []
     for i, record in enumerate(records_of(samples)):
-        record["scores"] = {name: finite_or_none(values[i]) for name, values in scores.items()}
+        record["scores"] = {name: column[i] for name, column in columns.items()}
         place, rest = divmod(i * prompts, len(samples))
-        if by_prompt and not rest:
-            record["by_prompt"] = {k: finite_or_none(row[place]) for k, row in by_prompt.items()}
+        if figures and not rest:
+            record["by_prompt"] = {name: row[place] for name, row in figures.items()}
         if explanations and i in explanations:
             record["explanation"] = explanations[i]
         if reasons:
