@@ -20,7 +20,8 @@ class RatingCorrelations(NamedTuple):
 
     Attributes:
         n: Number of points: rows or systems.
-        failed: Number of rows left out, without a score or a rating.
+        failed: Number of rows without a score or a rating, which are left out. At the level of
+            systems, rows without a system are left out as well, but have not failed.
         estimates: Value, -1 to 1, and 95 % interval by statistic; NaN if undefined.
         note: Why values or intervals are undefined, else empty.
     """
@@ -81,10 +82,12 @@ def rating_correlations(
         (3, -1.0)
     """
     x, y = np.asarray(scores, np.float64), np.asarray(ratings, np.float64)
-    valid = ~(np.isnan(x) | np.isnan(y))
-    if systems is not None:
-        valid &= np.array([system is not None for system in systems], dtype=bool)
-    rows = np.flatnonzero(valid).tolist()
+    failed = np.isnan(x) | np.isnan(y)
+    if systems is None:
+        read = np.ones(len(x), dtype=bool)
+    else:
+        read = np.array([system is not None for system in systems], dtype=bool)
+    rows = np.flatnonzero(read & ~failed).tolist()
     x, y = x[rows], y[rows]
     members = cluster_numbers([i if clusters is None else clusters[i] for i in rows])
     places = cluster_numbers([i if systems is None else systems[i] for i in rows])
@@ -119,4 +122,4 @@ def rating_correlations(
         estimates = bootstrap(statistics, members, 0.95, resamples, seed)
         if np.isnan(estimates["pearson"].low):
             note = "no draw has a correlation: no intervals"
-    return RatingCorrelations(n, int((~valid).sum()), estimates, note)
+    return RatingCorrelations(n, int((read & failed).sum()), estimates, note)

@@ -59,15 +59,16 @@ def test_intervals_equal_those_of_all_possible_draws(four_clusters: Rated) -> No
             assert exact(0.96) - 1e-9 <= estimate.high <= exact(0.99) + 1e-9
 
 
-def test_rows_without_a_score_rating_or_system_are_left_out_and_counted() -> None:
+def test_rows_without_a_score_rating_or_system_are_left_out() -> None:
+    """Without a score or a rating, they count as failed; without a system, they do not."""
     x, y = [1.0, NAN, 2.0, 3.0, 5.0, 4.0], [1.0, 2.0, NAN, 2.0, 5.0, 3.0]
     result = rating_correlations(x, y, list("aabbcc"))
     assert (result.n, result.failed) == (4, 2)
     expected = stats.pearsonr([1, 3, 5, 4], [1, 2, 5, 3])[0]
     assert result.estimates["pearson"].value == pytest.approx(expected)
-    x, y = [1.0, 3.0, 9.0, 4.0, 3.0, 9.0], [1.0, 5.0, 9.0, 2.0, 5.0, 0.0]
-    result = rating_correlations(x, y, systems=["a", "a", None, "b", "c", None])
-    assert (result.n, result.failed) == (3, 2)
+    x, y = [1.0, 3.0, 9.0, 4.0, 3.0, NAN, NAN], [1.0, 5.0, 9.0, 2.0, 5.0, 0.0, 1.0]
+    result = rating_correlations(x, y, systems=["a", "a", None, "b", "c", None, "c"])
+    assert (result.n, result.failed) == (3, 1)
     expected = stats.pearsonr([2, 4, 3], [3, 2, 5])[0]
     assert result.estimates["pearson"].value == pytest.approx(expected)
 
