@@ -1,4 +1,4 @@
-"""Files of one text per line, and the exclusion of held-out texts."""
+"""Files of one text per line, the exclusion of held-out texts, and splits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from ctrlreward.models.words import split_words
 from ctrlreward.recipes.data_sets import local_file
+
+Text = TypeVar("Text", str, int)
 
 # Letters and digits, with apostrophes and hyphens inside; punctuation is not a word.
 WORD = re.compile(r"\w+(?:['’\-]\w+)*|'\w+")
@@ -78,3 +81,27 @@ def read_lines(files: Iterable[str]) -> Iterator[str]:
 def matching_key(text: str) -> str:
     """Return a form of the text that is equal for texts that differ only in case and spacing."""
     return " ".join(split_words(text))
+
+
+def split_off(
+    texts: list[Text], share: float, seed: int, files: Sequence[str]
+) -> tuple[list[Text], list[Text]]:
+    """Return distinct texts, or their numbers, for training and for validation, in random order.
+
+    `share` is the share for validation; both splits get one text or more. `files` are named in the
+    error.
+
+    Raises:
+        ValueError: The share is out of range, or there are fewer than two texts.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"validation_share must be between 0 and 1, exclusive, got {share}")
+    if len(texts) < 2:
+        raise ValueError(
+            f"{', '.join(files)} must have two texts or more that are not held out, got "
+            f"{len(texts)}"
+        )
+    shuffled = list(texts)
+    random.Random(seed).shuffle(shuffled)
+    count = min(max(1, round(share * len(texts))), len(texts) - 1)
+    return shuffled[count:], shuffled[:count]

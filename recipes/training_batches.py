@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
+import torch
 from torch.utils.data import DataLoader, Sampler
 
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.samples import Samples
 
 Batch = TypeVar("Batch")
+Item = TypeVar("Item")
 
 
 class EpochOrder(Sampler[int]):
@@ -64,6 +66,15 @@ class ResumableLoader(DataLoader[Batch]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load no state."""
+
+
+def list_batches(
+    items: Sequence[Item], batch_size: int, seed: int, shuffle: bool = True
+) -> DataLoader[Item]:
+    """Return a loader of batches as lists, in a new order each epoch unless `shuffle` is False."""
+    order = torch.Generator().manual_seed(seed)
+    data: Any = items
+    return DataLoader(data, batch_size, shuffle, collate_fn=list, generator=order)
 
 
 class PromptBatches(pl.LightningDataModule):

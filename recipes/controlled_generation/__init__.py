@@ -16,9 +16,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
-from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.dtypes import Dtype
-from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Infiller, Patterns, TokenScores
+from ctrlreward.models.tasks import TEXT_SLOT, Infiller, Patterns, TokenScores
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.recipes.training_batches import PromptBatches
 from ctrlreward.reward import Reward
@@ -34,6 +33,7 @@ from ctrlreward.scorers import (
 )
 from ctrlreward.scorers.base import Component, Scorer, Scores, TaskScorer
 from ctrlreward.scorers.ctrleval import AspectName, Explanation
+from ctrlreward.scorers.perplexity import mean_log_probs
 
 # Target labels: of one attribute, or attribute → labels.
 Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
@@ -160,7 +160,7 @@ def after_text(task: str | Task) -> Task:
     return Task(prompts, whole.verbalizers)
 
 
-class LikelihoodCost(CompositeScorer, TaskScorer):
+class LikelihoodCost(Perplexity):
     """Cost of unusually unlikely and unusually likely texts.
 
     - `likelihood_cost`: distance of the mean token log-probability from `low` to `high`, in nats,
@@ -171,29 +171,21 @@ class LikelihoodCost(CompositeScorer, TaskScorer):
     """
 
     specs: ClassVar = {"likelihood_cost": ScoreSpec(higher_is_better=False, range=(0.0, math.inf))}
+    corpus_columns = ()  # the cost of a corpus is the mean
 
-    def __init__(self, perplexity: Perplexity, low: float, high: float) -> None:
-        self.perplexity, self.low, self.high = perplexity, low, high
+    def __init__(self, model: str, low: float, high: float, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.low, self.high = low, high
 
-    @property
-    def parts(self) -> Sequence[Perplexity]:
-        """The scorer of the log-probability."""
-        return (self.perplexity,)
-
-    @property
-    def loaded_model(self) -> CausalLM:
-        """The language model."""
-        return self.perplexity.loaded_model
-
-    def tasks(self, samples: Samples, names: Collection[str]) -> list[Continuation]:
-        """Return the tasks of the log-probability."""
-        return self.perplexity.tasks(samples, names)
+    def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
+        """Return nothing: the cost of a corpus is the mean."""
+        return {}
 
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
         """Return the cost."""
-        values = self.perplexity.fold(samples, answers, names)["log_likelihood"]
+        values, _ = mean_log_probs(answers)
         cost = np.maximum(self.low - values, 0.0) + np.maximum(values - self.high, 0.0)
         return {"likelihood_cost": cost}
 
@@ -201,7 +193,6 @@ class LikelihoodCost(CompositeScorer, TaskScorer):
 def relevance_reward(
     model: str = "smollm2-135m",
     task: Tasks = "sentiment",
-    attributes: Mapping[str, float] | None = None,
     aspects: Mapping[TextAspect, float] | None = None,
     fluency: float = 0.3,
     likelihood: tuple[float, float] = (-3.6, -3.0),
@@ -218,8 +209,7 @@ def relevance_reward(
     Args:
         model: Infilling model of the relevance and language model of the cost.
         task: Task of CTRLEval, a name or a file; attribute → task for labels of several attributes,
-            whose relevances are components and whose geometric mean has weight 1.
-        attributes: Attribute → weight of its relevance, in place of the mean.
+            the relevance of each of which has weight 1.
         aspects: Weight of coherence and consistency, in 1 per nat; None leaves them out.
         fluency: Cost of each nat of mean token log-probability outside of `likelihood`.
         likelihood: Bounds of the mean token log-probability under `model`, in nats. The defaults
@@ -228,25 +218,19 @@ def relevance_reward(
         evaluators: Number of evaluators to draw, for a lower cost (see `CTRLEval`); None uses all.
         device: Device of the model.
         dtype: Dtype of the model.
-
-    Raises:
-        ValueError: `attributes` differ from the attributes of `task`.
     """
-    several = task if isinstance(task, Mapping) else {}
-    if attributes is not None and set(attributes) != set(several):
-        raise ValueError(f"attributes must have the keys of task, got {dict(attributes)}")
-    tasks: Tasks = {name: after_text(each) for name, each in several.items()}
-    if not isinstance(task, Mapping):
-        tasks = after_text(task)
-    weights = {"attribute_relevance": 1.0}
-    if attributes is not None:
-        weights = {f"{name}_relevance": weight for name, weight in attributes.items()}
+    tasks: Tasks
+    if isinstance(task, Mapping):
+        tasks = {name: after_text(each) for name, each in task.items()}
+        weights = {f"{name}_relevance": 1.0 for name in task}
+    else:
+        tasks, weights = after_text(task), {"attribute_relevance": 1.0}
     weights |= {str(name): weight for name, weight in (aspects or {}).items()}
     scores = ctrleval_scores(model, tasks, tuple(aspects or ()), evaluators, device, dtype)
     components: dict[str, tuple[Component, float]] = {
         name: (component, weights.get(name, 0.0)) for name, component in scores.items()
     }
-    cost = LikelihoodCost(Perplexity(model, device=device, dtype=dtype), *likelihood)
+    cost = LikelihoodCost(model, *likelihood, device=device, dtype=dtype)
     components["likelihood_cost"] = (cost["likelihood_cost"], -fluency)
     if repetition:
         components["repetition"] = (Repetition(model, n=2)["repetition"], -repetition)

@@ -10,7 +10,6 @@ defaults of `DEFAULTS`. `--smoke` runs two steps. Copy this file to change more.
 from __future__ import annotations
 
 import json
-import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ctrlreward.command_line.terminal import user_errors
-from ctrlreward.files import write_whole
+from ctrlreward.files import json_text, write_whole
 from ctrlreward.recipes.pair_training import adapter_trainer, parse, read_pairs
+from ctrlreward.recipes.text_files import split_off
 from ctrlreward.tables.rows import Row
 
 # Options of `trl.DPOConfig`, beside pair_training's.
@@ -44,21 +44,11 @@ class DPOArguments:
 
 
 def split_pairs(
-    rows: Sequence[Row], validation_share: float, seed: int
+    rows: Sequence[Row], validation_share: float, seed: int, file: str
 ) -> tuple[list[Row], list[Row]]:
-    """Return the pairs to train on and the held-out ones, which have other prompts.
-
-    Raises:
-        ValueError: There are fewer than two prompts, or the share is out of range.
-    """
-    if not 0 < validation_share < 1:
-        raise ValueError(f"validation_share must be between 0 and 1, got {validation_share}")
+    """Return the pairs of a file to train on and the held-out ones, which have other prompts."""
     keys = [json.dumps(row["prompt"]) for row in rows]  # a chat is a list
-    prompts = list(dict.fromkeys(keys))
-    if len(prompts) < 2:
-        raise ValueError(f"the pairs have {len(prompts)} prompts, must have two or more")
-    count = min(max(1, round(validation_share * len(prompts))), len(prompts) - 1)
-    held = set(random.Random(seed).sample(prompts, count))
+    held = {*split_off(list(dict.fromkeys(keys)), validation_share, seed, [file])[1]}
     pairs = list(zip(keys, rows, strict=True))
     return [row for key, row in pairs if key not in held], [r for key, r in pairs if key in held]
 
@@ -69,10 +59,10 @@ def train_dpo(arguments: DPOArguments, config: Any) -> dict[str, Any]:
     Returns:
         `before` and `after`, each with `margin`, the mean difference of β log π/π_ref of the chosen
         and the rejected completion of held-out pairs, and `accuracy`, the share in which it is
-        above 0; `history`, the margin of each logged step; the number of pairs.
+        above 0; the number of pairs.
     """
-    rows = read_pairs(Path(arguments.pairs))
-    training, held_out = split_pairs(rows, arguments.validation_share, config.seed)
+    rows, share = read_pairs(Path(arguments.pairs)), arguments.validation_share
+    training, held_out = split_pairs(rows, share, config.seed, arguments.pairs)
     if arguments.smoke:
         training, held_out, config.max_steps = training[:8], held_out[:8], 2
     pairs = {"train_dataset": training, "eval_dataset": held_out}
@@ -88,12 +78,7 @@ def train_dpo(arguments: DPOArguments, config: Any) -> dict[str, Any]:
         if when == "before":
             trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
     trainer.save_model(config.output_dir)
-    summary["history"] = [
-        {"step": row["step"], "margin": row["rewards/margins"]}
-        for row in trainer.state.log_history
-        if "rewards/margins" in row
-    ]
-    write_whole(Path(config.output_dir) / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_whole(Path(config.output_dir) / "summary.json", json_text(summary))
     return summary
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
+from scipy.special import softmax
 
 from ctrlreward.models.classifier import Probabilities
 from ctrlreward.models.encoder import Encoder
@@ -56,6 +57,5 @@ class LabelDescriptions:
             sentences = self.descriptions.values()
             centres = [self._encoder.embed(list(each)).mean(axis=0) for each in sentences]
             scaled = self._encoder.embed(texts) @ np.stack(centres).T / _TEMPERATURE
-        shares = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-        result: Probabilities = shares / shares.sum(axis=1, keepdims=True)
-        return result
+        probabilities: Probabilities = softmax(scaled, axis=1)
+        return probabilities

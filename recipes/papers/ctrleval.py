@@ -199,6 +199,24 @@ def draw(record: Mapping[str, Any], explanation: Explanation, path: Path) -> Non
     save_figure(figure, path)
 
 
+def print_published(file: str) -> None:
+    """Print the paper's figures for a file, Tables 3, 4 and 5, a table for each aspect."""
+    for aspect in ASPECTS:
+        lines = [
+            [f"{model}, {table}", *(_cell(cells.get((aspect, name))) for name in STATISTICS)]
+            for model, table, cells in published(file)
+        ]
+        print_table(f"{aspect}: the paper's figures", ["model", *STATISTICS.values()], lines)
+
+
+def print_figure_4(counts: Sequence[Row], baselines: Mapping[str, Row]) -> None:
+    """Print Figure 4 for powers of two and all evaluators, and the baselines."""
+    rows = {str(r["evaluators"]): r for r in counts if r["evaluators"].bit_count() == 1}
+    rows |= {str(len(counts)): counts[-1], **baselines}
+    lines = [[k, *(_cell(row[name]) for name in STATISTICS)] for k, row in rows.items()]
+    print_table("Figure 4: relevance by k evaluators", ["k", *STATISTICS.values()], lines)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Score a file, and print the tables and figures beside the paper's."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -235,13 +253,7 @@ def main(arguments: Sequence[str]) -> None:
         specs |= {name: component.spec for name, component in components.items()}
         others = score_parts(components, samples)
     record = report_correlations(file, {**scores, **others}, specs, seed=given.seed)
-    for aspect in ASPECTS:
-        lines = [
-            [f"{model}, {table}", *(_cell(cells.get((aspect, name))) for name in STATISTICS)]
-            for model, table, cells in published(file.file)
-        ]
-        print_table(f"{aspect}: the paper's figures", ["model", *STATISTICS.values()], lines)
-
+    print_published(file.file)
     better = {name: others[name] for name in others if specs[name].higher_is_better}
     pairs = [(a, name, v) for a in ASPECTS for name, v in {a: scores[a], **better}.items()]
     names = ["rating", "score"]
@@ -256,13 +268,9 @@ def main(arguments: Sequence[str]) -> None:
     own = [row for row in record["figure_3"] if row["score"] == row["rating"]]
     _print("Figure 3: texts", own, ["rating"], "level", shown="texts")
     ratings = file.ratings[RELEVANCE]
-    counts = figure_4(ratings, relevance, scorer.task, given.draws, given.seed)
-    record["figure_4"] = counts
+    record["figure_4"] = figure_4(ratings, relevance, scorer.task, given.draws, given.seed)
     record["baselines"] = {name: correlate(values, ratings) for name, values in better.items()}
-    rows = {str(r["evaluators"]): r for r in counts if r["evaluators"].bit_count() == 1}
-    rows |= {str(len(counts)): counts[-1], **record["baselines"]}
-    lines = [[k, *(_cell(row[name]) for name in STATISTICS)] for k, row in rows.items()]
-    print_table("Figure 4: relevance by k evaluators", ["k", *STATISTICS.values()], lines)
+    print_figure_4(record["figure_4"], record["baselines"])
     example = explained[given.example][RELEVANCE]
     record["figure_5"] = [[e.target, e.score, e.weight] for e in example.evaluators]
     if given.json:

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
 from ctrlreward.models.control_tokens import text_reader
-from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, split_off
-from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
+from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer
+from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines, split_off
 from ctrlreward.recipes.training_batches import EpochOrder, ResumableLoader
 from ctrlreward.scorers import Perplexity
 
@@ -130,8 +130,9 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
     - **Sentence ends**: `<|endoftext|>` precedes the first word, and is predicted after the last.
     - **Unknown words**: `<unk>` as one word would make a string of nonsense likely, and a reward
       would find that out. So its probability is shared evenly among the distinct rare words.
-    - **The network** is Phi's: a transformer with rotary positions, dropout, tied embeddings, and
-      a bias per word in the output layer, which starts as the logarithm of the word's frequency.
+    - **The network** is Phi's: two layers of a transformer with rotary positions, dropout, tied
+      embeddings, and a bias per word in the output layer, which starts as the logarithm of the
+      word's frequency.
 
     Logs `train_loss` and `val_loss`, nats a word or end, with `<unk>` as one word.
     `evaluation.json` has the number of known words and of distinct rare ones, and for the
@@ -142,9 +143,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         folder: Folder of the trained model.
         min_count: Words that occur less often in the training sentences are unknown; the paper's 5.
         width: Width of the embeddings and hidden states, a multiple of `4 * heads`.
-        layers: Number of layers.
         heads: Number of attention heads of each layer.
-        dropout: Dropout probability of the embeddings and of each sublayer's output.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first twentieth of
             the steps and before linear decay to 0.
 
@@ -160,16 +159,14 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         folder: str,
         min_count: int = 5,
         width: int = 128,
-        layers: int = 2,
         heads: int = 4,
-        dropout: float = 0.1,
         learning_rate: float = 3e-3,
     ) -> None:
         super().__init__(folder)
         if width % (4 * heads):
             raise ValueError(f"width must be a multiple of 4 * heads = {4 * heads}, got {width}")
         self.min_count, self.learning_rate = min_count, learning_rate
-        self.width, self.layers, self.heads, self.dropout = width, layers, heads, dropout
+        self.width, self.heads = width, heads
 
     def setup(self, stage: str) -> None:
         """Build the tokenizer and the network for the words of the data."""
@@ -184,13 +181,15 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
                 vocab_size=len(self.tokenizer),
                 hidden_size=self.width,
                 intermediate_size=4 * self.width,
-                num_hidden_layers=self.layers,
+                num_hidden_layers=2,
                 num_attention_heads=self.heads,
-                embd_pdrop=self.dropout,
-                resid_pdrop=self.dropout,
+                embd_pdrop=0.1,
+                resid_pdrop=0.1,
                 max_position_embeddings=_WORDS,
                 tie_word_embeddings=True,
-                **{"bos_token_id": end, "eos_token_id": end, "pad_token_id": end},
+                bos_token_id=end,
+                eos_token_id=end,
+                pad_token_id=end,
             )
         )
         rare = counts.total() - sum(counts[word] for word in words)

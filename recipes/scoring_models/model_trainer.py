@@ -1,11 +1,9 @@
-"""Base of the trainers of scoring models: splits of sentences, and the folder of the best model."""
+"""Base of the trainers of scoring models: the optimizer, and the folder of the best model."""
 
 from __future__ import annotations
 
 import json
-import random
 from abc import abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -18,30 +16,6 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from ctrlreward.files import whole_folder, write_whole
 
 Data = TypeVar("Data", bound=pl.LightningDataModule)
-
-
-def split_off(
-    texts: list[str], share: float, seed: int, files: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Return distinct sentences for training and for validation, each in random order.
-
-    `share` is the share for validation; both splits get one sentence or more. `files` are named in
-    the error.
-
-    Raises:
-        ValueError: The share is out of range, or there are fewer than two sentences.
-    """
-    if not 0 < share < 1:
-        raise ValueError(f"validation_share must be between 0 and 1, exclusive, got {share}")
-    if len(texts) < 2:
-        raise ValueError(
-            f"{', '.join(files)} must have two sentences or more that are not held out, got "
-            f"{len(texts)}"
-        )
-    shuffled = list(texts)
-    random.Random(seed).shuffle(shuffled)
-    count = min(max(1, round(share * len(texts))), len(texts) - 1)
-    return shuffled[count:], shuffled[:count]
 
 
 class ModelTrainer(pl.LightningModule, Generic[Data]):
@@ -84,6 +58,12 @@ class ModelTrainer(pl.LightningModule, Generic[Data]):
             {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, learning_rate, fused=True)
+        return self.warmed(optimizer, warmup_share)
+
+    def warmed(
+        self, optimizer: torch.optim.Optimizer, warmup_share: float
+    ) -> OptimizerLRSchedulerConfig:
+        """Return an optimizer with linear warm-up over a share of the steps, and decay to 0."""
         steps = int(self.trainer.estimated_stepping_batches)
         warmup = max(1, int(steps * warmup_share))
         decay = torch.optim.lr_scheduler.LambdaLR(

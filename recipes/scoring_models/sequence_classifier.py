@@ -18,17 +18,19 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ctrlreward.models import tokenization
 from ctrlreward.models.batching import pad_rows
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.models.loading import load_config, load_tokenizer
 from ctrlreward.models.sources import resolve
+from ctrlreward.models.tokenization import max_tokens
 from ctrlreward.recipes.scoring_models.text_cnn import Sentence, SentenceClassifierTrainer
 from ctrlreward.scorers import Accuracy
 
 # Sentences of a batch that are padded to one length. Larger groups pad more: with 64, a training
 # step on Yelp's sentences takes a quarter more time on a CPU.
 _GROUP = 16
+# Tokens of a sentence in training; the trained model reads as many as the encoder can.
+_MAX_TOKENS = 64
 
 
 class SequenceClassifierTrainer(SentenceClassifierTrainer):
@@ -43,25 +45,14 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         model: Encoder to start from: local folder, Hugging Face id or short name.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of the
             steps and before linear decay to 0.
-        weight_decay: Weight decay of AdamW; biases and norms have none.
-        max_tokens: Most tokens of a sentence in training, special tokens included; longer ones are
-            truncated. The trained model reads as many as the encoder can.
     """
 
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
-    def __init__(
-        self,
-        folder: str,
-        model: str = "minilm-l6",
-        learning_rate: float = 1e-4,
-        weight_decay: float = 0.01,
-        max_tokens: int = 64,
-    ) -> None:
+    def __init__(self, folder: str, model: str = "minilm-l6", learning_rate: float = 1e-4) -> None:
         super().__init__(folder)
-        self.encoder, self.max_tokens = model, max_tokens
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.encoder, self.learning_rate = model, learning_rate
 
     def setup(self, stage: str) -> None:
         """Load the encoder and its tokenizer, with a head for the labels of the data."""
@@ -71,7 +62,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         config.label2id = {label: i for i, label in enumerate(self.data.labels)}
         self.tokenizer = load_tokenizer(self.encoder)
         config.pad_token_id = self.tokenizer.pad_token_id  # which the head of a decoder skips
-        self.limit = min(self.max_tokens, tokenization.max_tokens(self.tokenizer, config))
+        self.limit = min(_MAX_TOKENS, max_tokens(self.tokenizer, config))
         self.network = AutoModelForSequenceClassification.from_pretrained(
             resolve(self.encoder),
             config=config,
@@ -83,7 +74,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW with linear warm-up and decay."""
-        return self.warmed_adamw(self.learning_rate, self.weight_decay, 1 / 10)
+        return self.warmed_adamw(self.learning_rate, 0.01, 1 / 10)
 
     def write_model(self, folder: Path) -> dict[str, Any]:
         """Write the model, and test it with `Accuracy`."""

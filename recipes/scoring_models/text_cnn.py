@@ -30,8 +30,9 @@ from ctrlreward.models.batching import Ids, pad_rows, run_distinct
 from ctrlreward.models.classifier import Probabilities
 from ctrlreward.models.sharing import shared_model
 from ctrlreward.models.words import split_words
-from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, split_off
-from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
+from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer
+from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines, split_off
+from ctrlreward.recipes.training_batches import list_batches
 
 # Reserved ids, before the ids of the words.
 _PADDING, _UNKNOWN = 0, 1
@@ -107,20 +108,12 @@ class SentenceData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Sentence]:
         """Return batches as lists of sentences, in a new order each epoch."""
-        return self._loader("train", shuffle=True)
+        return list_batches(self.sentences["train"], self.batch_size, self.seed)
 
     def val_dataloader(self) -> DataLoader[Sentence]:
         """Return batches as lists of validation sentences, in a fixed order."""
-        return self._loader("validation", shuffle=False)
-
-    def _loader(self, split: str, shuffle: bool) -> DataLoader[Sentence]:
-        return DataLoader(
-            self.sentences[split],  # type: ignore[arg-type]
-            self.batch_size,
-            shuffle,
-            collate_fn=list,
-            generator=torch.Generator().manual_seed(self.seed),
-        )
+        sentences = self.sentences["validation"]
+        return list_batches(sentences, self.batch_size, self.seed, shuffle=False)
 
 
 class SentenceClassifierTrainer(ModelTrainer[SentenceData]):
@@ -157,7 +150,6 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         embedding_size: Size of a word embedding.
         widths: Widths of the filters, in words.
         filters: Number of filters of each width.
-        dropout: Dropout probability of the features.
         learning_rate: Initial learning rate of Adam, with linear decay to 0 at the last step.
     """
 
@@ -168,12 +160,11 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         embedding_size: int = 64,
         widths: Sequence[int] = (3, 4, 5),
         filters: int = 128,
-        dropout: float = 0.5,
         learning_rate: float = 2e-3,
     ) -> None:
         super().__init__(folder)
         self.min_count, self.learning_rate = min_count, learning_rate
-        self.sizes = (embedding_size, tuple(widths), filters, dropout)
+        self.sizes = (embedding_size, tuple(widths), filters)
 
     def setup(self, stage: str) -> None:
         """Build the network for the vocabulary and the labels of the data."""

@@ -100,42 +100,39 @@ class PseudoPairs:
         for style, file in own.files.items():
             lines = distinct_texts([file], own.exclude, own.words)
             texts[style] = list(dict.fromkeys(map(matching_key, lines)))
-        odds = word_log_odds(*texts.values())
         first, second = texts
+        odds = word_log_odds(*texts.values())
         words = {
             first: {word for word, value in odds.items() if -value >= _STYLE_WORD},
             second: {word for word, value in odds.items() if value >= _STYLE_WORD},
         }
         prompts = own.prompts()
-        sources: dict[str, list[str]] = {first: [], second: []}  # by the style they get
-        for source, label in zip(prompts.sources or (), prompts.labels or (), strict=True):
-            sources[str(label)].append(matching_key(source))
+        rows = [*zip(prompts.sources or (), prompts.labels or (), strict=True)]
 
         def embedded(sentences: Sequence[str]) -> npt.NDArray[np.float32]:
             # Float32: a product of all sentences with a window of others is large.
             vectors = quality.similarity.loaded_model.embed(sentences)
             return np.nan_to_num(vectors).astype(np.float32)
 
-        with track("pseudo-pairs", len(prompts), "sentences") as advance:
-            for old, label in ((first, second), (second, first)):
-                lenders, vectors = texts[label], embedded(texts[label])
+        with track("pseudo-pairs", len(rows), "sentences") as advance:
+            for old, new in ((first, second), (second, first)):
+                sources = [matching_key(source) for source, label in rows if label == new]
+                lenders, vectors = texts[new], embedded(texts[new])
                 count = min(_NEIGHBOURS, len(lenders))
-                for start in range(0, len(sources[label]), _WINDOW):
-                    window = sources[label][start : start + _WINDOW]
+                for start in range(0, len(sources), _WINDOW):
+                    window = sources[start : start + _WINDOW]
                     cosines = embedded(window) @ vectors.T
                     near = np.argpartition(-cosines, count - 1, axis=1)[:, :count]
-                    candidates = []
-                    for source, columns in zip(window, near, strict=True):
-                        texts_of = rewritings(source, [lenders[column] for column in columns])
-                        candidates.append(
-                            {
-                                text: support
-                                for text, support in texts_of.items()
-                                if _exchanges(source, text, words[old], words[label])
-                            }
-                        )
-                    best = best_rewritings(window, candidates, label, quality)
-                    yield from (Pair(source, label, text) for source, text in best.items())
+                    candidates = [
+                        {
+                            text: support
+                            for text, support in rewritings(s, [lenders[i] for i in places]).items()
+                            if _exchanges(s, text, words[old], words[new])
+                        }
+                        for s, places in zip(window, near.tolist(), strict=True)
+                    ]
+                    best = best_rewritings(window, candidates, new, quality)
+                    yield from (Pair(source, new, text) for source, text in best.items())
                     advance(len(window))
         quality.release()
 

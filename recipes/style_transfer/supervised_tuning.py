@@ -51,7 +51,9 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
         self.policy.train()
         prompts = batch.require("prompts", "SupervisedTuner")
         texts = batch.require("references", "SupervisedTuner")
-        rollout = self._rollout(prompts, self._completions(texts))
+        if not self.policy.config.is_encoder_decoder:
+            texts = tuple(f" {text}" for text in texts)  # which belongs to the completion
+        rollout = self._rollout(prompts, texts)
         loss = -log_probs(self.policy, rollout, 1.0).sum() / rollout.mask.sum()
         self.log("train_loss", loss.detach(), batch_size=len(batch), prog_bar=True)
         return loss
@@ -68,10 +70,7 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
             self.export_adapter(folder)
 
     def _rollout(self, prompts: Sequence[str], completions: Sequence[str]) -> Rollout:
-        """Return completions that are given, instead of sampled, each with the last end token.
-
-        For a causal model, a space before the first word belongs to the completion.
-        """
+        """Return completions that are given, instead of sampled, each with the last end token."""
         model, tokenizer = self.policy, self.tokenizer
         ids, attention = encode_prompts(model, tokenizer, list(prompts), special_tokens=True)
         end = int(end_tokens(model)[-1])
@@ -85,12 +84,6 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
         attention = torch.cat([attention, mask.long()], dim=1)
         done = torch.ones(len(rows), dtype=torch.bool, device=ids.device)
         return Rollout(list(completions), ids, attention, mask, done)
-
-    def _completions(self, texts: Sequence[str]) -> list[str]:
-        """Return texts as completions: after the prompt of a causal model, a word has a space."""
-        if self.policy.config.is_encoder_decoder:
-            return list(texts)
-        return [f" {text}" for text in texts]
 
 
 class PairData(PromptBatches):

@@ -47,8 +47,6 @@ OPTIONS = {
 }
 QUICK = ("sentiment_smollm2", "text_cnn_yelp")  # the others by `make soak`
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def data(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +31,6 @@ MANY = Samples(
     labels={"sentiment": LABELS * 2, "topic": ["food", "food", "trip", "trip"]},
 )
 ANY = (-99.0, 0.0)  # bounds that every likelihood is within
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture
-def model(tiny_llama: Callable[[str], str]) -> str:
-    return tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
 
 
 def test_every_prefix_with_every_combination_of_labels() -> None:
@@ -72,19 +64,19 @@ def test_all_prompts_are_used_before_one_is_used_again() -> None:
 # Reward and held-out scores
 
 
-def test_the_reward_is_relevance_less_a_cost_of_likelihood(model: str) -> None:
+def test_the_reward_is_relevance_less_a_cost_of_likelihood(letters: str) -> None:
     """By the evaluators after the text, half of all; one text is within the bounds."""
     texts = Samples(["the food was good", "a bad room", "so it was"], labels=["positive"] * 3)
-    likely = Perplexity(model).score(texts)["log_likelihood"]
+    likely = Perplexity(letters).score(texts)["log_likelihood"]
     least, middle, most = sorted(likely.tolist())
     low, high = (least + middle) / 2, (middle + most) / 2
-    reward = relevance_reward(model, fluency=0.5, likelihood=(low, high))
+    reward = relevance_reward(letters, fluency=0.5, likelihood=(low, high))
     batch = reward(texts)
     reward.release()
     whole = Task.load("sentiment")
     after = [prompt for prompt in whole.prompts if prompt.startswith(TEXT_SLOT)]
     assert len(after) * 2 == len(whole.prompts)
-    alone = CTRLEval(model, Task(after, whole.verbalizers), "attribute_relevance")
+    alone = CTRLEval(letters, Task(after, whole.verbalizers), "attribute_relevance")
     relevance = alone.score(texts)["attribute_relevance"]
     cost = np.array([max(low - value, value - high, 0.0) for value in likely])
     assert sorted(cost == 0.0) == [False, False, True]
@@ -94,9 +86,9 @@ def test_the_reward_is_relevance_less_a_cost_of_likelihood(model: str) -> None:
     np.testing.assert_allclose(batch.total, relevance - 0.5 * cost, rtol=1e-4)
 
 
-def test_repeated_pairs_of_tokens_cost(model: str) -> None:
+def test_repeated_pairs_of_tokens_cost(letters: str) -> None:
     texts = Samples(["so so so so", "so it was"], labels=["positive"] * 2)
-    plain, guarded = (relevance_reward(model, repetition=cost) for cost in (0.0, 0.5))
+    plain, guarded = (relevance_reward(letters, repetition=cost) for cost in (0.0, 0.5))
     loss = plain(texts).total - guarded(texts).total
     plain.release()
     guarded.release()
@@ -104,40 +96,31 @@ def test_repeated_pairs_of_tokens_cost(model: str) -> None:
     assert loss[1] < loss[0]
 
 
-@pytest.mark.parametrize("weights", [None, {"sentiment": 2.0, "topic": 0.5}])
-def test_several_attributes_have_a_geometric_mean_or_weights(
-    model: str, weights: dict[str, float] | None
-) -> None:
+def test_several_attributes_are_a_sum_and_have_a_geometric_mean(letters: str) -> None:
     """Each relevance is that of a scorer that knows nothing of the other."""
     plain = {"sentiment": after_text("sentiment"), "topic": TOPICS}
     alone = {
-        name: CTRLEval(model, task, "attribute_relevance")["attribute_relevance"](
+        name: CTRLEval(letters, task, "attribute_relevance")["attribute_relevance"](
             MANY.texts, labels=[label.split()[i].partition("=")[2] for label in MANY.labels]
         )
         for i, (name, task) in enumerate(plain.items())
     }
-    reward = relevance_reward(model, TASKS, attributes=weights, likelihood=ANY)
+    reward = relevance_reward(letters, TASKS, likelihood=ANY)
     batch = reward(MANY)
     reward.release()
     for name, values in alone.items():
         np.testing.assert_allclose(batch.components[f"{name}_relevance"], values, rtol=1e-5)
     mean = np.sqrt(alone["sentiment"] * alone["topic"])
     np.testing.assert_allclose(batch.components["attribute_relevance"], mean, rtol=1e-5)
-    expected = 2 * alone["sentiment"] + 0.5 * alone["topic"] if weights else mean
+    expected = alone["sentiment"] + alone["topic"]
     np.testing.assert_allclose(batch.total, expected, rtol=1e-5)
     assert len({*expected.tolist()}) == 4
 
 
-def test_attributes_without_a_task_are_refused(model: str) -> None:
-    for task in (TASKS, "sentiment"):
-        with pytest.raises(ValueError, match="attributes"):
-            relevance_reward(model, task, attributes={"sentiment": 1.0})
-
-
-def test_texts_are_kept_with_what_each_relevance_is_made_of(model: str, tmp_path: Path) -> None:
+def test_texts_are_kept_with_what_each_relevance_is_made_of(letters: str, tmp_path: Path) -> None:
     """As `BeforeAfter` writes them, for the report: the evaluators' mean is the score."""
-    scores = ctrleval_scores(model, TASKS, (), None, "cpu", None)
-    scores["diversity"] = Distinct(model)["distinct_2"]  # has nothing to explain
+    scores = ctrleval_scores(letters, TASKS, (), None, "cpu", None)
+    scores["diversity"] = Distinct(letters)["distinct_2"]  # has nothing to explain
     path = tmp_path / "after.jsonl"
     write_scored_samples(path, MANY, {})
     _, values = scored_texts(path, scores, seed=0, setting="folder")
@@ -149,9 +132,9 @@ def test_texts_are_kept_with_what_each_relevance_is_made_of(model: str, tmp_path
             assert mean == pytest.approx(values[name][i]) == row["scores"][name]
 
 
-def test_selection_and_report_have_the_same_scores_of_other_prefixes(model: str) -> None:
+def test_selection_and_report_have_the_same_scores_of_other_prefixes(letters: str) -> None:
     labels = {"sentiment": LABELS, "topic": ["food", "trip"]}
-    held_out = HeldOut(labels, "{sentiment} {topic} {prefix}", model, TASKS)
+    held_out = HeldOut(labels, "{sentiment} {topic} {prefix}", letters, TASKS)
     watch = held_out_scorer(held_out, ["Now", "Then"], generations_per_prompt=2)
     report = before_after(held_out, ["The lake"])
     names = ["attribute_relevance", "sentiment_relevance", "topic_relevance"]

@@ -15,7 +15,6 @@ from ctrlreward.preferences import write_pairs
 from ctrlreward.recipes.controlled_generation import dpo
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_ten_steps_raise_the_margin(
     tiny_llama: Callable[[str], str],
     tmp_path: Path,
@@ -36,19 +35,18 @@ def test_ten_steps_raise_the_margin(
     longer = ["--max_steps", "10", "--learning_rate", "0.02"]
     dpo.main([*given, "--output_dir", "run", *longer])
     summary = json.loads(Path("run/summary.json").read_text())
-    margins = [row["margin"] for row in summary["history"]]
-    assert [row["step"] for row in summary["history"]] == [*range(1, 11)]
     assert summary["before"]["margin"] == pytest.approx(0, abs=1e-6)  # the adapter is 0
-    assert margins[0] == pytest.approx(0, abs=1e-6)
-    assert min(margins[7:]) > 0.02
     assert summary["after"]["margin"] > 0.01
     assert summary["after"]["accuracy"] > 0.5
     assert Path("run/adapter_model.safetensors").is_file()
-    assert f"margin {summary['after']['margin']:+.4f}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"margin {summary['after']['margin']:+.4f}" in printed
+    assert printed.count("'rewards/margins'") == 10  # logged by TRL, a step a line
 
     dpo.main([*given, "--output_dir", "smoke", "--smoke"])
     summary = json.loads(Path("smoke/summary.json").read_text())
-    assert (len(summary["history"]), summary["pairs"]["training"]) == (2, 8)
+    assert summary["pairs"]["training"] == 8
+    assert capsys.readouterr().out.count("'rewards/margins'") == 2
     with pytest.raises(SystemExit):
         dpo.main(["--pairs", "absent.jsonl", "--output_dir", "smoke"])
     assert "absent.jsonl" in capsys.readouterr().err
@@ -56,8 +54,8 @@ def test_ten_steps_raise_the_margin(
 
 def test_prompts_are_held_out_whole() -> None:
     rows = [{"prompt": f"p{i // 3}", "chosen": "a", "rejected": "b"} for i in range(30)]
-    training, held_out = dpo.split_pairs(rows, 0.2, seed=0)
+    training, held_out = dpo.split_pairs(rows, 0.2, 0, "pairs.jsonl")
     assert (len(training), len(held_out)) == (24, 6)
     assert not {row["prompt"] for row in training} & {row["prompt"] for row in held_out}
     chats = [{"prompt": [{"role": "user", "content": str(i)}]} for i in range(2)]
-    assert [*map(len, dpo.split_pairs(chats, 0.5, seed=0))] == [1, 1]
+    assert [*map(len, dpo.split_pairs(chats, 0.5, 0, "pairs.jsonl"))] == [1, 1]

@@ -120,14 +120,7 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
         """Return AdamW with linear warm-up and decay."""
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(trained, self.learning_rate, weight_decay=0.01)
-        steps = int(self.trainer.estimated_stepping_batches)
-        warmup = max(1, steps // 10)
-
-        def rate(step: int) -> float:
-            return min((step + 1) / warmup, max(0.0, (steps - step) / max(1, steps - warmup)))
-
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return self.warmed(optimizer, 1 / 10)
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Return one that keeps the model of the best validation."""

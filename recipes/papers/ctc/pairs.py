@@ -16,6 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain, combinations, groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -24,13 +25,13 @@ import networkx
 import pytorch_lightning as pl
 import torch
 from filelock import FileLock
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
 
-from ctrlreward.arguments import one_of
 from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog
-from ctrlreward.models.batching import Ids, run_batched
+from ctrlreward.models.batching import run_batched
 from ctrlreward.models.loading import load_frozen, load_tokenizer
 from ctrlreward.models.sentences import split_sentences
 from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
@@ -42,7 +43,9 @@ from ctrlreward.recipes.text_files import (
     read_held_out,
     read_lines,
     sample_texts,
+    split_off,
 )
+from ctrlreward.recipes.training_batches import list_batches
 from ctrlreward.scorers.alignment import SEPARATOR
 
 Span = tuple[int, int]  # first character, and the one after the last
@@ -118,17 +121,15 @@ def constituent_spans(tree: Any, words: Sequence[Span]) -> list[Span]:
 
     A constituent has `children`, a word none; `words` are the character spans of the words.
     """
+    places = iter(range(len(words)))  # of the words, which are the leaves in order
     spans: dict[Span, None] = {}
 
-    def visit(node: Any, first: int) -> int:
-        end = first
-        for child in node.children:
-            end = visit(child, end)
-        end = end if node.children else first + 1
-        spans[words[first][0], words[end - 1][1]] = None
-        return end
+    def visit(node: Any) -> list[int]:
+        inside = [place for child in node.children for place in visit(child)] or [next(places)]
+        spans[words[inside[0]][0], words[inside[-1]][1]] = None
+        return inside
 
-    visit(tree, 0)
+    visit(tree)
     return [span for span in spans if span != (words[0][0], words[-1][1])]
 
 
@@ -402,7 +403,7 @@ def read_passages(
 
 @dataclass(frozen=True)
 class PassagePairs:
-    """Pairs of a few sentences and their passage.
+    """Pairs of one or two sentences and their passage.
 
     In half of the pairs the context lacks the sentences: content words that it contains are
     supported, names and numbers that it lacks are hallucinated, and the other words have no label.
@@ -413,7 +414,6 @@ class PassagePairs:
         texts: Files of running text, as `read_passages` reads them.
         count: Number of passages, one pair each.
         words: Smallest and largest number of words of a passage.
-        sentences: Smallest and largest number of sentences of a text.
         replaced: Smallest and largest share of the supported content words that are replaced.
         lower: Share of the pairs in lower case.
         seed: Seed of all choices; equal settings give equal pairs.
@@ -422,7 +422,6 @@ class PassagePairs:
     texts: list[str]
     count: int
     words: tuple[int, int] = (80, 260)
-    sentences: tuple[int, int] = (1, 2)
     replaced: tuple[float, float] = (0.0, 0.5)
     lower: float = 0.0
     seed: int = 0
@@ -437,7 +436,7 @@ class PassagePairs:
     def _pair(
         self, source: int, passage: list[str], pool: Mapping[str, list[str]], random_: random.Random
     ) -> AlignmentPair:
-        size = min(random_.randint(*self.sentences), max(1, len(passage) - 1))
+        size = min(random_.randint(1, 2), max(1, len(passage) - 1))
         first = random_.randint(0, len(passage) - size)
         text = " ".join(passage[first : first + size])
         others = passage[:first] + passage[first + size :]
@@ -593,37 +592,29 @@ class SpanFiller:
     def complete(self, prompts: Sequence[str], new_tokens: Sequence[int]) -> list[str]:
         """Continue each prompt, as the start of a document."""
         start, encode = start_token(self.tokenizer), self.tokenizer
-        rows = [(*start, *encode(text, add_special_tokens=False).input_ids) for text in prompts]
+        rows = [[*start, *encode(text, add_special_tokens=False).input_ids] for text in prompts]
 
         def forward(batch: list[int]) -> list[str]:
             return self._generate([rows[i] for i in batch], max(new_tokens[i] for i in batch))
 
         return run_batched([len(row) for row in rows], 2048, forward)
 
-    def _generate(self, rows: Sequence[Ids], new_tokens: int) -> list[str]:
-        """Return the completion of each row."""
-        tokenizer, width = self.tokenizer, max(map(len, rows))
-        # Completions need the padding on the left.
-        shifts = [width - len(row) for row in rows]
-        ids = [
-            [self.options.pad_token_id] * n + [*row] for n, row in zip(shifts, rows, strict=True)
-        ]
-        mask = [[0] * n + [1] * len(row) for n, row in zip(shifts, rows, strict=True)]
+    def _generate(self, rows: Sequence[list[int]], new_tokens: int) -> list[str]:
+        """Return the completion of each row; completions need the padding on the left."""
+        read = partial(self.tokenizer.decode, skip_special_tokens=True)
+        pad = partial(pad_sequence, batch_first=True, padding_side="left")
+        ids = [torch.tensor(row, device=self.model.device) for row in rows]
         self.options.max_new_tokens = new_tokens
         outputs = self.model.generate(  # type: ignore[operator]  # the type says Tensor | Module
-            input_ids=torch.tensor(ids, device=self.model.device),
-            attention_mask=torch.tensor(mask, device=self.model.device),
+            input_ids=pad(ids, padding_value=self.options.pad_token_id),
+            attention_mask=pad([torch.ones_like(row) for row in ids]),
             generation_config=self.options,
         )
-        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-
-        def text(tokens: Iterable[int]) -> str:
-            return str(tokenizer.decode([i for i in tokens if i not in special]))
-
+        completions = outputs[:, max(map(len, rows)) :].tolist()
         # With the prompt: alone, some tokenizers drop the first space of a completion.
         return [
-            text([*row, *new])[len(text(row)) :]
-            for row, new in zip(rows, outputs[:, width:].tolist(), strict=True)
+            str(read(row + new))[len(read(row)) :]
+            for row, new in zip(rows, completions, strict=True)
         ]
 
 
@@ -714,12 +705,6 @@ class PairFile:
     labels: Labels = "words"
     extra_pairs: bool = True
 
-    def __post_init__(self) -> None:
-        low, high = self.mask_share
-        if not 0 <= low <= high <= 1:
-            raise ValueError(f"mask_share must be two shares of 0 to 1 in order, got {(low, high)}")
-        one_of("kind", self.kind, KINDS)
-
     def build(self) -> None:
         """Build the file, or resume it. A second process that builds the same file waits.
 
@@ -740,23 +725,25 @@ class PairFile:
         pairs.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.file}.lock"):
             done = sum(chunk["texts"] for chunk in pairs.read())
-            make = self._maker() if done < len(texts) else None
+            if done == len(texts):
+                return
+            make = self._maker()
             with track("labelled pairs", len(texts), done=done) as advance:
                 for start in range(done, len(texts), self.chunk_size):
                     rows = range(start, min(start + self.chunk_size, len(texts)))
-                    made = [pair._asdict() for pair in make(texts, rows)] if make else []
-                    advance(len(rows))
+                    made = [pair._asdict() for pair in make(texts, rows)]
                     for record in made:
                         del record["unknown"]  # every word of a pair with fillings has a label
                     pairs.append({"texts": len(rows), "pairs": made})
+                    advance(len(rows))
 
     def _maker(self) -> Callable[[Sequence[tuple[str, ...]], range], Iterator[AlignmentPair]]:
         """Load the models, and return a function from texts and a chunk of them to its pairs."""
-        sampling = (self.temperature, self.top_p)
-        filler = SpanFiller(self.infiller, self.device, self.dtype, *sampling)
-        rewrite = None
+        models = self.device, self.dtype
+        filler = SpanFiller(self.infiller, *models, self.temperature, self.top_p)
+        paraphrase = None
         if self.paraphraser is not None:
-            rewrite = Paraphraser(self.paraphraser, self.device, self.dtype, self.paraphrases)
+            paraphrase = Paraphraser(self.paraphraser, *models, self.paraphrases)
         parse = None if self.parser is None else load_parser(self.parser)
         _, example = KINDS[self.kind]
 
@@ -765,11 +752,10 @@ class PairFile:
             chunk_seed = int(digest[:8], 16)
             random_ = random.Random(chunk_seed)
             examples = [example(texts[i], random_) for i in rows]
-            chunk = [text for text, _ in examples]
-            if rewrite is None:
-                new = [edit_lightly(text, random_) for text in chunk]
+            if paraphrase is None:
+                new = [edit_lightly(text, random_) for text, _ in examples]
             else:
-                new = [rewrite(text) or text for text in chunk]
+                new = [paraphrase(text) or text for text, _ in examples]
             how = (random_, self.mask_share, self.max_spans)
             spans = [
                 mask_constituents(parse(text), text, *how) if parse else mask_spans(text, *how)
@@ -830,21 +816,15 @@ class AlignmentData(pl.LightningDataModule):
             more = self.passages.build()
             pairs += [pair._replace(source=first + pair.source) for pair in more]
         sources = sorted({pair.source for pair in pairs})
-        random.Random(self.seed).shuffle(sources)
-        count = round(self.validation_share * len(sources))
-        validation = set(sources[: max(1, min(count, len(sources) - 1))])
-        self.splits["validation"] = [pair for pair in pairs if pair.source in validation]
-        self.splits["train"] = [pair for pair in pairs if pair.source not in validation]
+        files = self.pair_file.texts
+        held_out = {*split_off(sources, self.validation_share, self.seed, files)[1]}
+        self.splits["validation"] = [pair for pair in pairs if pair.source in held_out]
+        self.splits["train"] = [pair for pair in pairs if pair.source not in held_out]
 
     def train_dataloader(self) -> DataLoader[AlignmentPair]:
         """Return batches as lists of pairs, in a new order each epoch."""
-        return self._loader("train", shuffle=True)
+        return list_batches(self.splits["train"], self.batch_size, self.seed)
 
     def val_dataloader(self) -> DataLoader[AlignmentPair]:
         """Return batches as lists of validation pairs, in a fixed order."""
-        return self._loader("validation", shuffle=False)
-
-    def _loader(self, split: str, shuffle: bool) -> DataLoader[AlignmentPair]:
-        data: Any = self.splits[split]
-        order = torch.Generator().manual_seed(self.seed)
-        return DataLoader(data, self.batch_size, shuffle, collate_fn=list, generator=order)
+        return list_batches(self.splits["validation"], self.batch_size, self.seed, shuffle=False)

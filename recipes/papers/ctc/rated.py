@@ -157,6 +157,36 @@ def token_means(scorer: Alignment, samples: Samples) -> dict[str, Scores]:
     return means
 
 
+def print_published(file: Rated) -> None:
+    """Print the paper's figures for a file, Tables D.1 to F.4."""
+    theirs: dict[tuple[str, ...], dict[str, str]] = {}
+    for f in published(file.file):
+        key = (f"{f.score} with {f.rating}, {f.level}s", f"{f.model}, {f.source}")
+        theirs.setdefault(key, {})[f.statistic] = f"{f.value:.4f}"
+    lines = [[*key, *(cells.get(name, "") for name in STATISTICS)] for key, cells in theirs.items()]
+    print_table("The paper's figures", ["score", "model", *STATISTICS.values()], lines)
+
+
+def print_ablations(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print Tables 1, 2, 3 and F.5, from the rows of `ablate`."""
+    tables: dict[str, list[list[str]]] = {}
+    for row in rows:
+        line = [row["variant"], *map(cell, (row["pearson"], *row["published"].values()))]
+        tables.setdefault(f"Table {row['table']}: Pearson r, {row['rating']}", []).append(line)
+    for title, lines in tables.items():
+        print_table(title, ["", "ours", *ALIGNERS], lines)
+
+
+def print_ratings(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print Table F.6, from the rows of `correlate_ratings`."""
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        beside = "" if row["published"] is None else f" ({cell(row['published'])})"
+        lines.setdefault(row["score"], [row["score"]]).append(cell(row["pearson"]) + beside)
+    ratings = dict.fromkeys(row["rating"] for row in rows)
+    print_table("Table F.6: Pearson r (in the paper)", ["score", *ratings], [*lines.values()])
+
+
 def main(arguments: Sequence[str]) -> None:
     """Score a file, and print the tables beside the paper's."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -190,28 +220,12 @@ def main(arguments: Sequence[str]) -> None:
     specs = {name: component.spec for name, component in components.items()}
     specs |= {f"{name}_mean": specs[name] for name in aspects if f"{name}_mean" in scores}
     record = report_correlations(replace(file, ratings=judged), scores, specs, seed=given.seed)
-    theirs: dict[tuple[str, ...], dict[str, str]] = {}
-    for f in published(file.file):
-        key = (f"{f.score} with {f.rating}, {f.level}s", f"{f.model}, {f.source}")
-        theirs.setdefault(key, {})[f.statistic] = f"{f.value:.4f}"
-    lines = [[*key, *(cells.get(name, "") for name in STATISTICS)] for key, cells in theirs.items()]
-    print_table("The paper's figures", ["score", "model", *STATISTICS.values()], lines)
-
+    print_published(file)
     record["ablations"] = ablate(file, scores, suffix)
-    tables: dict[str, list[list[str]]] = {}
-    for row in record["ablations"]:
-        line = [row["variant"], *map(cell, (row["pearson"], *row["published"].values()))]
-        tables.setdefault(f"Table {row['table']}: Pearson r, {row['rating']}", []).append(line)
-    for title, lines in tables.items():
-        print_table(title, ["", "ours", *ALIGNERS], lines)
+    print_ablations(record["ablations"])
     if dialog:
         record["ratings"] = correlate_ratings(file, scores)
-        cells: dict[str, list[str]] = {}
-        for row in record["ratings"]:
-            beside = "" if row["published"] is None else f" ({cell(row['published'])})"
-            cells.setdefault(row["score"], []).append(cell(row["pearson"]) + beside)
-        lines = [[name, *values] for name, values in cells.items()]
-        print_table("Table F.6: Pearson r (in the paper)", ["score", *file.ratings], lines)
+        print_ratings(record["ratings"])
     if given.json:
         write_whole(given.json, json_text(record))
 

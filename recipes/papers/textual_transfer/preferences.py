@@ -31,7 +31,7 @@ import yaml
 from scipy.optimize import differential_evolution, minimize
 
 from ctrlreward import scorers
-from ctrlreward.files import finite_or_none, json_text, read_jsonl, write_whole
+from ctrlreward.files import json_text, read_jsonl, write_whole
 from ctrlreward.functional.bootstrap import Estimate, bootstrap, cluster_numbers
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.models.words import separate_words
@@ -221,6 +221,51 @@ def style_match(decisions: Floats, ratings: Floats) -> tuple[float, int]:
     return float(matches.mean()) if judged.any() else float("nan"), int(judged.sum())
 
 
+def table_5(scores: Mapping[str, Floats], ratings: Mapping[str, Floats]) -> dict[str, Any]:
+    """Print Table 5, each metric against the rating that it stands for, and return its figures."""
+    share, judged = style_match(scores["accuracy"], ratings["sentiment"])
+    similar = correlate(scores["similarity"], ratings["topic"])["spearman"]
+    fluent = correlate(-scores["perplexity"], ratings["grammaticality"])["spearman"]
+    figures, lines = {}, []
+    for name, metric, value in (
+        ("accuracy", f"Acc, {judged} ratings of style above or below 3", share),
+        ("similarity", "Sim with content (topic), Spearman ρ", similar),
+        ("perplexity", "-PP with fluency (grammaticality), Spearman ρ", fluent),
+    ):
+        theirs = PUBLISHED["table_5"][name]
+        figures[name] = {"value": value, "published": theirs[0]}
+        lines.append([metric, *(f"{figure:.3f}" for figure in (value, *theirs))])
+    print_table("Table 5", ["metric", "here", "paper, Yelp", "paper, Literature"], lines)
+    return figures
+
+
+def gm_preferences(
+    inputs: Floats, ratings: Floats, items: Sequence[Hashable], seed: int
+) -> dict[str, Any]:
+    """Print how often GM agrees with preferences between outputs of an item; return the figures.
+
+    By the paper's thresholds, with t2 fitted, and with all fitted to these very preferences.
+    `inputs` are as in `gm_of_rows`, `ratings` and `items` have shape (n,).
+    """
+    rated = np.where(np.isnan(inputs).any(axis=1), np.nan, ratings)
+    preferred, rejected = pairwise_preferences(rated, items)
+    pairs = inputs[preferred], inputs[rejected]
+    t1, _, t3, t4 = GM_THRESHOLDS
+    fits = {"t2": fit_gm(*pairs, fixed=(t1, None, t3, t4), seed=seed)}
+    fits["all"] = fit_gm(*pairs, seed=seed)
+    fitted = {name: fit.thresholds for name, fit in fits.items()}
+    agreed, lines = {}, []
+    for name, thresholds in {"paper": GM_THRESHOLDS, **fitted}.items():
+        share, tied = agreement(*pairs, thresholds)
+        agreed[name] = {"agreed": share, "tied": tied}
+        numbers = ", ".join(f"{threshold:.1f}" for threshold in thresholds)
+        lines.append([f"{name} ({numbers})", f"{share:.1%}", f"{tied:.1%}"])
+    title = f"GM's agreement with {len(preferred)} preferences, which thresholds were fitted to"
+    print_table(title, ["thresholds", "agreed", "ties"], lines)
+    print(f"The paper: {PUBLISHED['gm_agreement']:.0%} of 300 preferences between its models.")
+    return {"pairs": len(preferred), "agreement": agreed, "fits": fits}
+
+
 def rate(given: Namespace) -> dict[str, Any]:
     """Score a rated file, and print correlations, Table 5 and GM's agreement with preferences."""
     file = read_rated(local_file(given.data))
@@ -246,39 +291,9 @@ def rate(given: Namespace) -> dict[str, Any]:
     scores["gm"] = gm_of_rows(inputs, GM_THRESHOLDS)
     specs = {name: component.spec for name, component in components.items()}
     record = report_correlations(file, scores, specs, seed=given.seed)
-
-    share, judged = style_match(scores["accuracy"], file.ratings["sentiment"])
-    similar = correlate(scores["similarity"], file.ratings["topic"])["spearman"]
-    fluent = correlate(-scores["perplexity"], file.ratings["grammaticality"])["spearman"]
-    record["table_5"], lines = {}, []
-    for name, metric, value in (
-        ("accuracy", f"Acc, {judged} ratings of style above or below 3", share),
-        ("similarity", "Sim with content (topic), Spearman ρ", similar),
-        ("perplexity", "-PP with fluency (grammaticality), Spearman ρ", fluent),
-    ):
-        theirs = PUBLISHED["table_5"][name]
-        record["table_5"][name] = {"value": finite_or_none(value), "published": theirs[0]}
-        lines.append([metric, *(f"{figure:.3f}" for figure in (value, *theirs))])
-    print_table("Table 5", ["metric", "here", "paper, Yelp", "paper, Literature"], lines)
-
-    ratings = np.where(np.isnan(inputs).any(axis=1), np.nan, file.ratings["mean"])
-    preferred, rejected = pairwise_preferences(ratings, file.clusters or ())
-    pairs = inputs[preferred], inputs[rejected]
-    t1, _, t3, t4 = GM_THRESHOLDS
-    fits = {"t2": fit_gm(*pairs, fixed=(t1, None, t3, t4), seed=given.seed)}
-    fits["all"] = fit_gm(*pairs, seed=given.seed)
-    record["gm"] = {"pairs": len(preferred), "agreement": {}}
-    record["gm"]["fits"] = {name: fit._asdict() for name, fit in fits.items()}
-    fitted = {"paper": GM_THRESHOLDS, **{name: fit.thresholds for name, fit in fits.items()}}
-    lines = []
-    for name, thresholds in fitted.items():
-        agreed, tied = agreement(*pairs, thresholds)
-        record["gm"]["agreement"][name] = {"agreed": agreed, "tied": tied}
-        numbers = ", ".join(f"{threshold:.1f}" for threshold in thresholds)
-        lines.append([f"{name} ({numbers})", f"{agreed:.1%}", f"{tied:.1%}"])
-    title = f"GM's agreement with {len(preferred)} preferences, which thresholds were fitted to"
-    print_table(title, ["thresholds", "agreed", "ties"], lines)
-    print(f"The paper: {PUBLISHED['gm_agreement']:.0%} of 300 preferences between its models.")
+    record["table_5"] = table_5(scores, file.ratings)
+    means, items = file.ratings["mean"], file.clusters or ()
+    record["gm"] = gm_preferences(inputs, means, items, given.seed)
     return record
 
 
@@ -403,10 +418,8 @@ def print_rates(given: Namespace) -> list[dict[str, Any]]:
     """Print the rates beside the paper's, and return them as JSON values."""
     lines, records = [], []
     for (first, second, question), (n, rates) in win_rates(given.key, given.sheets).items():
-        record = {"first": first, "second": second, "question": question, "judgements": n}
-        for name, estimate in rates.items():
-            record[name] = {e: finite_or_none(x) for e, x in estimate._asdict().items()}
-        records.append(record)
+        about = {"first": first, "second": second, "question": question, "judgements": n}
+        records.append({**about, **rates})
         models = [re.search(r"m[0-7](?![0-9])", n, re.IGNORECASE) for n in (first, second)]
         names = [model.group().upper() for model in models if model]
         theirs = [

@@ -13,15 +13,15 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 import yaml
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from scipy.stats import spearmanr
 
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
 from ctrlreward.extras import import_extra
@@ -29,6 +29,7 @@ from ctrlreward.files import JsonLog, finite_or_none, json_line, json_text, read
 from ctrlreward.models.words import separate_words
 from ctrlreward.plots import SERIES, curve, finish_panel, mark_steps, new_figure, save_figure
 from ctrlreward.ranks import on_rank_zero
+from ctrlreward.ratings.correlations import correlate
 from ctrlreward.ratings.report import markdown_table
 from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 from ctrlreward.recipes.text_files import matching_key, read_lines
@@ -172,8 +173,7 @@ class TransferReport(pl.Callback):
                 figures[name]["step"] = steps[name]
             if "translations" in outputs:
                 figures[name]["bleu"] = reference_bleu(outputs["translations"][name])
-        count = len(prompts["transfers"])
-        report = {"sentences": count, "left_out": len(self.sentences) - count, "systems": figures}
+        report = {"sentences": len(prompts["transfers"]), "systems": figures}
         write_whole(self.folder / "test.json", json_text(report))
         rows = [[name, *cells(row), bleu(row)] for name, row in figures.items()]
         print(markdown_table(["system", *_HEADINGS, "BLEU"], rows), flush=True)
@@ -201,12 +201,12 @@ def _lines(prompts: Samples, outputs: Mapping[str, Samples]) -> str:
     """Return a JSON line a prompt: its columns, and its outputs by system."""
     names = {"source": "sources", "label": "labels", "reference": "references"}
     columns = prompts.columns()
-    lines = []
-    for i in range(len(prompts)):
-        row = {key: columns[name][i] for key, name in names.items() if name in columns}
-        row["outputs"] = {name: samples.texts[i] for name, samples in outputs.items()}
-        lines.append(json_line(row))
-    return "".join(lines)
+    rows = [
+        {key: columns[name][i] for key, name in names.items() if name in columns}
+        | {"outputs": {name: samples.texts[i] for name, samples in outputs.items()}}
+        for i in range(len(prompts))
+    ]
+    return "".join(map(json_line, rows))
 
 
 @dataclass(frozen=True)
@@ -238,16 +238,14 @@ class TransferRun:
         """Return the validation with the highest GM, the first of equals."""
         return max(self.validations, key=_gm)
 
-    def trend(self) -> dict[str, float | None]:
-        """Return Spearman's ρ of each figure with the step (Table 1), None where undefined."""
-        steps = [v["step"] for v in self.validations]
-        columns = {name: [v[name] for v in self.validations] for name in FIGURES}
-        return {
-            name: finite_or_none(spearmanr(steps, values).statistic)
-            if None not in values and len(set(values)) > 1
-            else None
-            for name, values in columns.items()
-        }
+    def trend(self) -> dict[str, float]:
+        """Return Spearman's ρ of each figure with the step (Table 1), NaN where undefined."""
+        steps, *columns = (
+            np.array([v[name] for v in self.validations], dtype=np.float64)
+            for name in ("step", *FIGURES)
+        )
+        rhos = (correlate(steps, column)["spearman"] for column in columns)
+        return dict(zip(FIGURES, rhos, strict=True))
 
 
 def _gm(validation: Row) -> float:
@@ -304,7 +302,7 @@ def report(runs: Sequence[TransferRun], accuracy: float) -> str:
         paper = dict(zip(FIGURES, tables[run.corpus].get(run.model, ()), strict=False))
         compared.append([run.name, str(near["step"]), *cells(near), *cells(paper)])
         best.append([run.name, str(top["step"]), *cells(top)])
-        signed = ["undefined" if x is None else f"{x:+.2f}" for x in rho.values()]
+        signed = ["undefined" if isnan(x) else f"{x:+.2f}" for x in rho.values()]
         trends.append([run.name, str(len(run.validations)), *signed])
         for name, row in run.test.get("systems", {}).items():
             theirs = PUBLISHED["table_6"].get(run.model if name == "best_gm" else name, ())
@@ -372,23 +370,16 @@ def main(arguments: Sequence[str]) -> None:
     """Print the tables of the runs."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder, named like m2")
-    parser.add_argument("--accuracy", type=float, help="Acc at which models are compared")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="also draw Figure 1")
     options = parser.parse_args(arguments)
     runs = [read_run(folder) for folder in options.runs]
-    accuracy = common_accuracy(runs) if options.accuracy is None else options.accuracy
+    accuracy = common_accuracy(runs)
     print(report(runs, accuracy))
     if options.json is not None:
         content = [
-            {
-                "run": run.name,
-                "model": run.model,
-                "nearest": run.nearest(accuracy),
-                "best_gm": run.best(),
-                "trend": run.trend(),
-                "test": run.test,
-            }
+            {"run": run.name, "model": run.model, "nearest": run.nearest(accuracy)}
+            | {"best_gm": run.best(), "trend": run.trend(), "test": run.test}
             for run in runs
         ]
         write_whole(options.json, json_text({"accuracy": accuracy, "runs": content}))

@@ -17,8 +17,6 @@ from ctrlreward import CTRLEval, Samples
 from ctrlreward.recipes.papers.ctrleval import biased_sample, main
 from ctrlreward.scorers import LexiconSentiment
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ASPECTS = ("coherence", "consistency", "attribute_relevance")
 MEASURES = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 TASK = {

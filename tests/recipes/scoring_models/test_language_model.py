@@ -11,6 +11,7 @@ from lightning_choice import quiet_trainer
 from scoring_recipes import overrides, written
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ctrlreward.jobs.recipes import recipe_file
 from ctrlreward.jobs.training_job import build
 from ctrlreward.recipes.scoring_models.language_model import (
     END,
@@ -20,14 +21,10 @@ from ctrlreward.recipes.scoring_models.language_model import (
 )
 from ctrlreward.scorers import Perplexity
 
-CONFIG = (
-    Path(__file__).resolve().parents[3] / "configs" / "style_transfer" / "language_model_yelp.yaml"
-)
+CONFIG = recipe_file("language_model_yelp")
 LINES = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff", "room")
          for word in ("good", "bad", "cold", "kind", "small")]  # fmt: skip
 RARE = ["we saw otters .", "we saw geese ."]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

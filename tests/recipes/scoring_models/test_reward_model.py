@@ -17,7 +17,6 @@ from ctrlreward.plots import curve
 from ctrlreward.recipes.scoring_models import reward_model
 from ctrlreward.tables.rows import read_rows
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RECIPE = "configs/controlled_generation/reward_model_smollm2.yaml"
 
 

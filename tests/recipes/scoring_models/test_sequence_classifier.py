@@ -10,9 +10,10 @@ from tiny_models import save_bert
 from transformers import AutoTokenizer, BertForSequenceClassification
 
 from ctrlreward import Accuracy
+from ctrlreward.jobs.recipes import recipe_file
 from ctrlreward.jobs.training_job import build
 
-CONFIG = Path(__file__).resolve().parents[3] / "configs" / "style_transfer" / "classifier_yelp.yaml"
+CONFIG = recipe_file("classifier_yelp")
 THINGS = ("food", "soup", "staff", "table", "dog", "lake", "bread", "waiter", "menu", "room")
 PLACES = ("", " here", " in summer", " when we were there", " and the rest was not bad at all")
 # The label is that of the word after "was", whatever follows.
@@ -24,8 +25,6 @@ TRAIN = {label: [f"the {thing} was {word}{place} ." for thing in THINGS for word
                  for place in PLACES] for label, words in WORDS.items()}  # fmt: skip
 TEST = {label: [f"our {thing} was {word} ." for thing in THINGS for word in words[:2]]
         for label, words in WORDS.items()}  # fmt: skip
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_training_writes_the_best_epochs_folder(

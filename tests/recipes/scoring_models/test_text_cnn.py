@@ -13,6 +13,7 @@ from scoring_recipes import overrides, written
 from torch.nn.functional import conv1d
 
 from ctrlreward import Accuracy
+from ctrlreward.jobs.recipes import recipe_file
 from ctrlreward.jobs.training_job import build
 from ctrlreward.recipes.scoring_models.text_cnn import (
     Sentence,
@@ -24,14 +25,12 @@ from ctrlreward.recipes.scoring_models.text_cnn import (
     save_text_cnn,
 )
 
-CONFIG = Path(__file__).resolve().parents[3] / "configs" / "style_transfer" / "text_cnn_yelp.yaml"
+CONFIG = recipe_file("text_cnn_yelp")
 GOOD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for word in
         ("good", "great", "lovely", "kind")]  # fmt: skip
 BAD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for word in
        ("bad", "awful", "cold", "rude")]  # fmt: skip
 TEST = {"negative": "the lake was awful .", "positive": "the lake was lovely ."}
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

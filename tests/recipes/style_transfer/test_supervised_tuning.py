@@ -20,8 +20,6 @@ from ctrlreward.recipes.style_transfer.supervised_tuning import PairData, Superv
 LETTERS = "\n abcdefghijklmnopqrstuvwxyz.:"
 GENERATION = Generation(max_completion_length=12, eval_temperature=0.0, stop="\n")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def data(tmp_path: Path) -> Callable[[], PairData]:

@@ -14,9 +14,8 @@ import torch
 from lightning_choice import quiet_trainer
 from pytorch_lightning import Trainer
 from scipy import stats
-from tiny_models import save_bert
 from torch.utils.data import DataLoader
-from transformers import AutoModel, AutoTokenizer, BertModel
+from transformers import AutoModel, AutoTokenizer
 
 from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.files import JsonLog
@@ -24,6 +23,7 @@ from ctrlreward.models.aligner import RegressionAligner, TokenAligner
 from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.models.sources import trained_folder
 from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
+from ctrlreward.ratings.rated_files import read_rated
 from ctrlreward.recipes.papers.ctc.aligners import (
     NO_LABEL,
     AlignerTrainer,
@@ -51,18 +51,12 @@ DIALOGS = [
      "uses_knowledge": i, "fact": f"your persona: i like the {thing} ."}
     for i, thing in enumerate(THINGS)
 ]  # fmt: skip
-# Key of a published file → column of samples.
-NAMES = {"summary": "texts", "response": "texts", "document": "sources", "fact": "contexts",
-         "dialog_history": "histories"}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_bert(tmp_path_factory.mktemp("bert"), BertModel, initializer_range=0.2)
+RATINGS: Any = (("news", "consistency", "consistency"), ("chat", "engagingness", "engaging"),
+                ("chat", "groundedness", "uses_knowledge"))  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("news.json").write_text(json.dumps(SUMMARIES))
     Path("chat.json").write_text(json.dumps(DIALOGS))
@@ -140,16 +134,10 @@ def test_the_agreement_of_the_best_validation_is_that_of_the_trained_model(
     score, sign = ("val_f1_hallucinated", -1) if kind is TokenAlignerTrainer else ("val_loss", 1)
     best = min(rows, key=lambda row: sign * row[score])
     method: Any = "discriminative" if kind is TokenAlignerTrainer else "regression"
-    news, chat = ("news", SUMMARIES), ("chat", DIALOGS)
-    aspects: Any = ("consistency", "engagingness", "groundedness")
-    for aspect, rating, (file, rated) in zip(
-        aspects, ("consistency", "engaging", "uses_knowledge"), (news, chat, chat), strict=True
-    ):
-        columns = {
-            NAMES[key]: [row[key] for row in rated] for key in NAMES.keys() & rated[0].keys()
-        }
-        scores = Alignment("model", aspect, method).score(columns)[aspect]
-        expected = stats.spearmanr(scores, [row[rating] for row in rated]).statistic
+    for file, aspect, rating in RATINGS:
+        rated = read_rated(Path(f"{file}.json"))
+        scores = Alignment("model", aspect, method).score(rated.samples)[aspect]
+        expected = stats.spearmanr(scores, rated.ratings[rating]).statistic
         assert best[f"agreement/{file}_{aspect}"] == pytest.approx(expected, abs=1e-6)
 
 

@@ -38,8 +38,6 @@ from ctrlreward.recipes.papers.ctc.pairs import (
     textrank,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TEXTS = [
     "the soup was cold and nobody said sorry .",
     "we loved the view , but the room was small !",

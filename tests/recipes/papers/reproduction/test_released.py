@@ -16,8 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward.recipes.papers.reproduction.released import figures, main, read_outputs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # Two prefixes of PPLM, each with three combinations.
 OUTPUTS = [
     [numbers, text.format(prefix)]

@@ -23,8 +23,6 @@ BAD = [f"the {thing} was {word} ." for thing in THINGS for word in ("bad", "cold
 GOOD = [f"{start} {thing} !" for thing in THINGS for start in ("great", "we love the")]
 HELD_OUT = "we love the soup !"
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -4,7 +4,6 @@ import csv
 import itertools
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +117,9 @@ def rated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     return table
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_table_5_and_fits_equal_plain_computations(
-    rated: list[dict[str, Any]], tiny_llama: Callable[[str], str]
+    rated: list[dict[str, Any]], letters: str
 ) -> None:
-    letters = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
     classifier = f"{TextCNNClassifier.__module__}.TextCNNClassifier:judge"
     given = [f"--classifier={classifier}", f"--model={letters}", "--similarity=vectors"]
     main(["ratings", "rated.csv", *given, "--score-end", "--json=found.json"])

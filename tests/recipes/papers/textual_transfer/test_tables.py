@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 from lightning_choice import quiet_trainer
 from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from scoring_recipes import random_judge
 
-from ctrlreward import Samples, Similarity, WordVectors
+from ctrlreward import Samples, Similarity
 from ctrlreward.callbacks import GenerationScorer, HistoryLogger, RewardCheckpoint
-from ctrlreward.files import JsonLog
+from ctrlreward.files import JsonLog, read_jsonl
 from ctrlreward.recipes.papers.textual_transfer import tables
 from ctrlreward.recipes.papers.textual_transfer.tables import (
     PUBLISHED,
@@ -29,43 +26,15 @@ from ctrlreward.recipes.papers.textual_transfer.tables import (
     read_run,
     reference_bleu,
 )
-from ctrlreward.recipes.scoring_models.text_cnn import TextCNNClassifier
 from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-THINGS = ("soup", "room", "bus", "play", "tea", "inn")
-SENTENCES = {
-    "sour": [f"the {thing} was so cold ." for thing in THINGS],
-    "sweet": [f"the {thing} was so lovely ." for thing in THINGS],
-}
-
 
 PAIRS = [("the soup was so cold .", "The soup was so lovely."), ("the tea .", "the tea !")]
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> dict[str, str]:
-    for style, sentences in SENTENCES.items():
-        (tmp_path / style).write_text("\n".join(sentences))
-    return {style: str(tmp_path / style) for style in SENTENCES}
-
-
-@pytest.fixture
 def references(tmp_path: Path) -> dict[str, str]:
-    for style in SENTENCES:
-        (tmp_path / f"{style}.pairs").write_text("\n".join(map("\t".join, PAIRS)))
-    return {style: str(tmp_path / f"{style}.pairs") for style in SENTENCES}
-
-
-@pytest.fixture
-def scoring_models(tiny_llama: Callable[[str], str], tmp_path: Path) -> ScoringModels:
-    words = {word for side in SENTENCES.values() for text in side for word in text.split()}
-    random = np.random.default_rng(0)
-    vectors = WordVectors({word: random.normal(size=4).tolist() for word in sorted(words)})
-    letters = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
-    judge = TextCNNClassifier(random_judge(tmp_path / "judge", SENTENCES))
-    return ScoringModels(judge, vectors, letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
+    (tmp_path / "pairs").write_text("\n".join(map("\t".join, PAIRS)))
+    return dict.fromkeys(("sour", "sweet"), str(tmp_path / "pairs"))
 
 
 class Restyler(BoringModel):
@@ -109,21 +78,20 @@ def fit(folder: Path, callback: TransferReport, *others: pl.Callback) -> Restyle
     return module
 
 
-def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
-    files: dict[str, str], references: dict[str, str], scoring_models: ScoringModels, tmp_path: Path
+    styles: dict[str, str],
+    references: dict[str, str],
+    scoring_models: ScoringModels,
+    tmp_path: Path,
 ) -> None:
     run = tmp_path / "m2"
-    tested = TransferReport(str(run), Sentences(files, count=5), scoring_models, references)
-    seen = Sentences(files, count=2, seed=3).prompts()
+    tested = TransferReport(str(run), Sentences(styles, count=5), scoring_models, references)
+    seen = Sentences(styles, count=2, seed=3).prompts()
     content = {"content": Similarity(scoring_models.encoder)}
     module = fit(run, tested, GenerationScorer(content, seen, name="watch"))
 
     assert int(module.epoch) == 2  # the module has its last weights again
-    lines = rows(run / "transfers.jsonl")
+    lines = read_jsonl(run / "transfers.jsonl")
     assert lines
     assert not {line["source"] for line in lines} & set(seen.sources or ())
     word = {"best_gm": "lovely", "best_accuracy": "cold", "last": "so"}
@@ -133,8 +101,7 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
         assert line["label"] == ("sweet" if "cold" in line["source"] else "sour")
 
     test = json.loads((run / "test.json").read_text())
-    assert test["sentences"] == len(lines)
-    assert test["left_out"] == 10 - len(lines) > 0
+    assert test["sentences"] == len(lines) < 10
     steps = {name: system["step"] for name, system in test["systems"].items() if "step" in system}
     assert steps == {"best_gm": 4, "best_accuracy": 2, "last": 6}
     quality = scoring_models.quality()
@@ -149,7 +116,7 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
     assert test["systems"]["copying"]["bleu"] != test["systems"]["best_gm"]["bleu"]
 
     # The references' sentences, in the order of their files, beside each checkpoint's output.
-    translations = rows(run / "translations.jsonl")
+    translations = read_jsonl(run / "translations.jsonl")
     keys = ("label", "source", "reference")
     found = [tuple(translation[key] for key in keys) for translation in translations]
     assert found == [(label, *pair) for label in ("sweet", "sour") for pair in PAIRS]
@@ -159,9 +126,9 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
 
 
 def test_what_is_missing_is_said_before_training(
-    files: dict[str, str], scoring_models: ScoringModels, tmp_path: Path
+    styles: dict[str, str], scoring_models: ScoringModels, tmp_path: Path
 ) -> None:
-    sentences = Sentences(files, count=2)
+    sentences = Sentences(styles, count=2)
     content = {"c": Similarity(scoring_models.encoder)}
     everything = GenerationScorer(content, sentences.prompts(), name="w")
     tested = TransferReport(str(tmp_path / "run"), sentences, scoring_models)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward import Samples
 from ctrlreward.callbacks import HistoryLogger
+from ctrlreward.files import read_jsonl
 from ctrlreward.recipes.papers.textual_transfer.data import EOS, GO, PAD, TransferSentences
 from ctrlreward.recipes.papers.textual_transfer.train import (
     StyleLanguageModel,
@@ -26,8 +26,6 @@ from ctrlreward.recipes.papers.textual_transfer.train import (
 M7 = {"paraphrase": 0.2, "cycle": 5.0, "language": 1e-3, "critic": 1.0}
 SIZES = {"embedding_size": 6, "style_size": 3, "content_size": 9, "filters": 4}
 THINGS = ("food", "soup", "staff", "room", "view", "music")
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -144,10 +142,9 @@ def test_transfers_are_those_of_single_sentences(folder: Path) -> None:
 
 
 def losses_of(folder: Path) -> dict[int, dict[str, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
         row["step"]: {name: value for name, value in row.items() if name.startswith("loss/")}
-        for row in rows
+        for row in read_jsonl(folder / "metrics.jsonl")
         if "loss/total" in row
     }
 
