@@ -219,8 +219,3 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             pl_module.log("step", float(step), **ALIKE)
 
     on_test_epoch_end = on_validation_epoch_end
-
-    def release(self) -> None:
-        """Free the scorers' models."""
-        for scorer in self.scorers:
-            scorer.release()

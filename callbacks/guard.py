@@ -35,7 +35,6 @@ class ProxyGuardMixin(DecidingMixin):
         held_out: As in `AlarmRule`.
         proxy_mode: As in `AlarmRule`; the module's `Reward` also declares directions, and
             `reward/total` is better when higher.
-        held_out_mode: As in `AlarmRule`.
         stop: Stop training at an alarm. A run resumed from there ends at once, unless
             its new settings would not raise the alarm.
         name: Prefix of the logged keys. Two guards in one trainer need different names.
@@ -57,16 +56,16 @@ class ProxyGuardMixin(DecidingMixin):
         proxy: str | AlarmRule,
         held_out: str | Sequence[str] | Mapping[str, HeldOutMode] = (),
         proxy_mode: Mode | None = None,
-        held_out_mode: HeldOutMode | None = None,
+        *,
         stop: bool = False,
         name: str = "guard",
         **settings: Any,
     ) -> None:
         super().__init__()
         if isinstance(proxy, AlarmRule):
-            rule = given_alone(proxy, held_out, proxy_mode, held_out_mode, settings)
+            rule = given_alone(proxy, held_out, proxy_mode, settings)
         else:
-            rule = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, **settings)
+            rule = AlarmRule(proxy, held_out, proxy_mode, **settings)
         self.decider = Decider(rule)
         self.identity = {"proxy": rule.proxy, "held_out": list(rule.modes), "name": name}
         self.stop = stop

@@ -17,7 +17,6 @@ from ctrlreward.scorers.records import sample_table
 
 # Options by which all ranks log the same value of a validation.
 ALIKE: dict[str, Any] = {"on_step": False, "on_epoch": True, "sync_dist": True, "batch_size": 1}
-TABLE_ROWS = 16
 
 
 def runs_of(trainer: Trainer) -> list[WandbLogger]:
@@ -48,7 +47,7 @@ def log_sample_table(
     """Add the table of some samples, evenly spaced, and further `steps` to the next row."""
     for logger in runs_of(trainer):
         wandb = import_extra("wandb", "WandbLogger")
-        columns, data = sample_table(samples, scores, TABLE_ROWS, reasons)
+        columns, data = sample_table(samples, scores, reasons)
         add_to_next_row(logger, {key: wandb.Table(columns=columns, data=data), **steps})
 
 

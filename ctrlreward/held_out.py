@@ -229,6 +229,11 @@ class HeldOutScorer:
         by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
         return HeldOutScores(shown, reasons, named, by_prompt)
 
+    def release(self) -> None:
+        """Free the scorers' models."""
+        for scorer in self.scorers:
+            scorer.release()
+
     @cached_property
     def _has_figures(self) -> bool:
         """Whether a score is no mean over texts, but of the corpus or of groups."""

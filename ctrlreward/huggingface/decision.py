@@ -50,10 +50,10 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
     """
 
     saves = False  # whether the decision is on a checkpoint
+    stop = False  # whether a decision may stop training
 
     def __init__(self, name: str, rule: Any) -> None:
         self.decider = Decider(rule)
-        self._given = rule  # with directions as given
         self._key = f"{type(self).__name__} {name}"
         self._training = self._begun = False
         self._save = self._stop = False  # the last decision, for a `control` that lost it
@@ -64,10 +64,6 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
     def act(self, decision: Any, before: Any, args: Arguments, state: State) -> None:
         """Apply a decision, `before` which the state was this; by default, save what is kept."""
         self._save = decision.keep
-
-    def resume(self) -> bool:
-        """Return whether a resumed run had stopped, and would stop with these settings."""
-        return False
 
     def path_of(self, step: int) -> Path | None:
         """Return the folder of a checkpoint of this run, or of the run that it resumes."""
@@ -85,7 +81,7 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
             raise ValueError(
                 f"two callbacks are {self._key!r}. Remove one, or rename a ProxyGuard."
             )
-        self.decider, self._missing = Decider(self._given), None
+        self.decider, self._missing = Decider(self.decider.given), None
         self._training, self._begun = True, False
         self._save = self._stop = self._had_stopped = False
         # Of a trial the folder is known when it saves.
@@ -112,14 +108,14 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
             steps = self.rule.steps(self.state)
             on_disk = on_rank_zero(lambda: [step for step in steps if self.path_of(step)])
             self.decider.state = self.rule.available(self.state, on_disk)
-        self._had_stopped = self._stop = self.resume()
+        self._had_stopped = self._stop = self.decider.resume() and self.stop
         if self._had_stopped:
             self.say(state, "this run has already stopped, and stops again")
 
     def _declared(self, state: State) -> list[str]:
         """Return the keys that may be logged later: of scorers, and of training."""
         scores = [each for key in directions(state) for each in (key, PREFIX + key)]
-        return scores + [key for key in self._given.keys if is_trained(key)]
+        return scores + [key for key in self.rule.keys if is_trained(key)]
 
     def on_step_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Raise for a wrong key or direction at the first step, or if no set had the keys."""
@@ -338,6 +334,8 @@ class RewardEarlyStopping(DecisionCallback):
     arguments are the `StopRule`, or its own. Raises as `RewardCheckpoint` does.
     """
 
+    stop = True
+
     def __init__(
         self,
         monitor: str | StopRule = "score/attribute_relevance",
@@ -346,10 +344,6 @@ class RewardEarlyStopping(DecisionCallback):
     ) -> None:
         rule = rule_of(StopRule, monitor, mode, **settings)
         super().__init__(rule.monitor, rule)
-
-    def resume(self) -> bool:
-        """Return whether the run had stopped, unless its new settings would not have stopped it."""
-        return self.decider.resume()
 
     def act(self, decision: Any, before: Any, args: Arguments, state: State) -> None:
         """Stop training."""
@@ -369,7 +363,7 @@ class ProxyGuard(DecisionCallback):
 
     Args:
         proxy: The `AlarmRule`, or the key of the optimised metric: `"reward"`, as TRL logs it, or a
-            loss. `held_out` and the modes are as in `AlarmRule`; `proxy_mode` defaults to "max" for
+            loss. `held_out` is as in `AlarmRule`; `proxy_mode` defaults to "max" for
             `reward` and `rewards/…`, and to "min" for a loss.
         stop: Stop training at an alarm.
         name: Prefix of the keys. Two guards in one trainer need different names.
@@ -381,19 +375,14 @@ class ProxyGuard(DecisionCallback):
         proxy: str | AlarmRule,
         held_out: str | Sequence[str] | Mapping[str, HeldOutMode] = (),
         proxy_mode: Mode | None = None,
-        held_out_mode: HeldOutMode | None = None,
+        *,
         stop: bool = False,
         name: str = "guard",
         **settings: Any,
     ) -> None:
-        modes = proxy_mode, held_out_mode
-        super().__init__(name, rule_of(AlarmRule, proxy, held_out, *modes, **settings))
+        super().__init__(name, rule_of(AlarmRule, proxy, held_out, proxy_mode, **settings))
         self.stop, self.name = stop, name
         self._warned = False  # that no alarm is possible
-
-    def resume(self) -> bool:
-        """Return whether an alarm had stopped the run, and would with these settings."""
-        return self.decider.resume() and self.stop
 
     def act(self, decision: Any, before: Any, args: Arguments, state: State) -> None:
         """Log the test, warn when an alarm begins, and stop training if asked to."""

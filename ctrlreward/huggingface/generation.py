@@ -73,7 +73,6 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         name: Prefix of each key. Two such callbacks in one trainer need different names.
         generation: Settings of `generate` that differ from the trainer's or else the model's, with
             `max_new_tokens=64`. A trainer with vLLM samples as in training.
-        table_rows: Rows of the table.
         seed: Seed of the generation.
         answer_after: As in `HeldOutScorer`.
         unfinished: As in `HeldOutScorer`.
@@ -97,7 +96,6 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         generations_per_prompt: int = 1,
         name: str = "score",
         generation: GenerationConfig | Mapping[str, Any] | None = None,
-        table_rows: int = 16,
         seed: int = 0,
         answer_after: str | None = None,
         unfinished: Unfinished | None = None,
@@ -111,7 +109,6 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         check_columns(self.components, self.prompts)
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)
-        self.table_rows = positive("table_rows", table_rows)
         self.folder = Path(trainer.args.output_dir or ".") / "samples" / name
         self._entry: dict[str, Any] = {"step": -1}  # in the trainer's state
         self._training = False
@@ -152,8 +149,7 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
     def on_train_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Free the scorers' models."""
         self._training = False
-        for scorer in self.scorers:
-            scorer.release()
+        self.release()
 
     def on_evaluate(
         self, args: Arguments, state: State, control: Control, metrics: Any = None, **_: Any
@@ -184,7 +180,7 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         result = self.score_on_rank_zero(samples, path)
         run = wandb_run(args) if state.is_world_process_zero else None
         if run is not None:
-            columns, rows = sample_table(samples, result.scores, self.table_rows, result.reasons)
+            columns, rows = sample_table(samples, result.scores, result.reasons)
             table = import_extra("wandb", "report_to='wandb'").Table(columns=columns, data=rows)
             shown = {f"eval/{key}": value for key, value in result.metrics.items()}
             add_to_run(run, self.name, {**shown, f"{self.name}/{TABLE}": table}, state.global_step)

@@ -24,6 +24,8 @@ from ctrlreward.scorers.base import Component, Scorer, Scores
 
 Cell: TypeAlias = str | float | None
 
+TABLE_ROWS = 16
+
 
 def write_scored_samples(
     path: str | PathLike[str],
@@ -117,26 +119,22 @@ def evenly_spaced(n: int, count: int) -> list[int]:
 
 
 def sample_table(
-    samples: Samples,
-    scores: Mapping[str, Scores],
-    rows: int,
-    reasons: Mapping[str, Sequence[str]] | None = None,
+    samples: Samples, scores: Mapping[str, Scores], reasons: Mapping[str, Sequence[str]]
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Return the header and evenly spaced rows of a table: prompt, label, text, scores, reasons.
+    """Return the header and 16 evenly spaced rows of a table: prompt, label, text, scores, reasons.
 
     Tables of different steps show the same rows. `reasons`, score → n texts, are the columns
     `<score>_reason`.
     """
-    told = reasons or {}
     columns = samples.columns()
     names = [name for name in ("prompts", "labels", "texts") if name in columns]
     body: list[list[Cell]] = [
         [
             *(columns[name][i] for name in names),
             *(finite_or_none(values[i]) for values in scores.values()),
-            *(texts[i] for texts in told.values()),
+            *(texts[i] for texts in reasons.values()),
         ]
-        for i in evenly_spaced(len(samples), rows)
+        for i in evenly_spaced(len(samples), TABLE_ROWS)
     ]
-    header = [*(JSON_KEYS[name] for name in names), *scores, *(f"{n}_reason" for n in told)]
+    header = [*(JSON_KEYS[name] for name in names), *scores, *(f"{n}_reason" for n in reasons)]
     return header, body

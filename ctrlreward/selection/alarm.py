@@ -11,7 +11,13 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from ctrlreward.arguments import Mode, check_direction, not_negative, one_of, sign_of
-from ctrlreward.functional.sequential import Floats, check_level, level_of_test, rise_p_value
+from ctrlreward.functional.sequential import (
+    Floats,
+    check_level,
+    level_of_test,
+    paired_difference,
+    rise_p_value,
+)
 from ctrlreward.selection.metrics import (
     Evidence,
     ModeOf,
@@ -55,11 +61,6 @@ class AlarmState(State):
         """See `State`."""
         return self.alarm
 
-    def alarmed(self, step: int) -> AlarmState:
-        """Return the state with an alarm at this step."""
-        first = step if self.alarm_step < 0 else self.alarm_step
-        return replace(self, alarm=True, alarm_step=first)
-
 
 class AlarmDecision(NamedTuple):
     """Result of the test after a validation, or without a new one of the last test.
@@ -92,7 +93,6 @@ class AlarmRule:
             several, each is tested at its share of the level (Bonferroni).
         proxy_mode: "max" if higher is better, "min" if lower is better. Defaults to the direction
             that a scorer of the trainer declares for the key, else to "max".
-        held_out_mode: The same for held-out metrics without a mode.
         level: Probability of a false alarm in the whole run, in (0, 1).
         reference: Validation to compare with: "first", or "best", the one with the best held-out
             mean so far, which notices a decline after a rise.
@@ -116,7 +116,6 @@ class AlarmRule:
     proxy: str
     held_out: str | Sequence[str] | Mapping[str, HeldOutMode]
     proxy_mode: Mode | None = None
-    held_out_mode: HeldOutMode | None = None
     level: float = LEVEL
     reference: Reference = "first"
     margin: float | Mapping[str, float] | None = None
@@ -126,9 +125,9 @@ class AlarmRule:
         check_direction("proxy_mode", self.proxy_mode or "max")
         if not isinstance(self.held_out, Mapping):
             keys = [self.held_out] if isinstance(self.held_out, str) else self.held_out
-            object.__setattr__(self, "held_out", dict.fromkeys(keys, self.held_out_mode))
+            object.__setattr__(self, "held_out", dict.fromkeys(keys))
         modes = {f"held_out[{key!r}]": mode for key, mode in self.modes.items()}
-        for argument, mode in {"held_out_mode": self.held_out_mode or "max", **modes}.items():
+        for argument, mode in modes.items():
             if mode != "drift":
                 check_direction(argument, mode)
         if not modes:
@@ -154,11 +153,17 @@ class AlarmRule:
         given = cast("Mapping[str, HeldOutMode | None]", self.held_out)
         return {key: mode or "max" for key, mode in given.items()}
 
+    @cached_property
+    def signs(self) -> dict[str, float]:
+        """Factor of each key that makes higher better; 0.0 for a drift."""
+        modes = {self.proxy: self.proxy_mode, **self.modes}
+        return {key: 0.0 if mode == "drift" else sign_of(mode) for key, mode in modes.items()}
+
     def directed(self, mode_of: ModeOf) -> AlarmRule:
         """Return the rule with the directions that the scorers of a run declare."""
         given = cast("Mapping[str, HeldOutMode | None]", self.held_out)
         modes: dict[str, HeldOutMode] = {
-            key: "drift" if mode == "drift" else mode_of(key, mode, "held_out_mode")
+            key: "drift" if mode == "drift" else mode_of(key, mode, f"held_out[{key!r}]")
             for key, mode in given.items()
         }
         proxy_mode = mode_of(self.proxy, self.proxy_mode, "proxy_mode")
@@ -195,8 +200,8 @@ class AlarmRule:
             return state, AlarmDecision(state.alarm, None, reason, untestable=True)
         new, p_value, reason = self._compare(state, Validation.of(step, metrics, evidence, keys))
         alarm = p_value <= self.level
-        new = new.alarmed(step) if alarm else replace(new, alarm=False)
-        return new, AlarmDecision(alarm, p_value, reason)
+        first = step if alarm and state.alarm_step < 0 else state.alarm_step
+        return replace(new, alarm=alarm, alarm_step=first), AlarmDecision(alarm, p_value, reason)
 
     def _compare(self, state: AlarmState, now: Validation) -> tuple[AlarmState, float, str]:
         """Return references and tests so far, the p-value for the run and a reason."""
@@ -215,18 +220,20 @@ class AlarmRule:
         }
         key = min(p_values, key=lambda name: p_values[name])
         p_value = min(1.0, p_values[key] / share)
-        reason = self._explain(before[key], now, key, p_value, share)
+        level = self.level * share / len(self.modes)
+        difference = paired_difference(rows[key][1], minus=rows[key][0], level=level)
+        what = f"{key} since step {before[key].step}: {describe(difference)}"
+        reason = self._explain(before[key], now, what, p_value)
         references = dict(before)
         if self.reference == "best":
-            for name, mode in self.modes.items():
-                sign = 0.0 if mode == "drift" else sign_of(mode)
-                if sign * before[name].change(now, name) > 0:
+            for name in self.modes:
+                if self.signs[name] * before[name].change(now, name) > 0:
                     references[name] = now
         return replace(state, references=references, tests=k), p_value, reason
 
     def _rise(self, before: Validation, now: Validation) -> float:
         """Return the p-value of a rise of the proxy."""
-        sign, key = sign_of(self.proxy_mode), self.proxy
+        sign, key = self.signs[self.proxy], self.proxy
         # Without scores by prompt, its mean decides.
         rows = before.paired(now, key)
         if rows is None:
@@ -239,17 +246,11 @@ class AlarmRule:
         if margin is None:
             valid = before[np.isfinite(before)]
             margin = MARGIN * float(valid.std(ddof=1)) if len(valid) > 1 else 0.0
-        mode = self.modes[key]
-        signs = (1.0, -1.0) if mode == "drift" else (sign_of(mode),)
+        signs = (self.signs[key],) if self.signs[key] else (1.0, -1.0)
         falls = [rise_p_value(sign * after, sign * before, margin) for sign in signs]
         return min(1.0, len(signs) * min(falls))
 
-    def _explain(
-        self, before: Validation, now: Validation, key: str, p_value: float, share: float
-    ) -> str:
-        difference = before.differs(now, key, self.level * share / len(self.modes))
-        assert difference is not None  # `_compare` has checked the prompts
-        what = f"{key} since step {before.step}: {describe(difference)}"
+    def _explain(self, before: Validation, now: Validation, what: str, p_value: float) -> str:
         test = f"p = {p_value:.2g} at a level of {self.level} for the whole run"
         if p_value > self.level:
             return f"{what} ({test})"

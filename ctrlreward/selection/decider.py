@@ -29,7 +29,10 @@ def check_declared(keys: Iterable[str], declared: Collection[str]) -> None:
 
 
 def given_alone(rule: Rule, *settings: object) -> Rule:
-    """Return the rule that a callback was given; a TypeError if it got arguments of one as well."""
+    """Return the rule that a callback was given; a TypeError if it got arguments of one as well.
+
+    Callbacks of Lightning call the rule itself: a YAML file may set what jsonargparse finds there.
+    """
     if any(settings):
         raise TypeError(f"pass a {type(rule).__name__} or its arguments, not both")
     return rule
@@ -39,6 +42,7 @@ class Decider:
     """A rule of `ctrlreward.selection` with its state, which a checkpoint contains.
 
     Attributes:
+        given: The rule, with directions as given.
         rule: The rule, with the directions that the scorers of the run declare once it has begun.
         state: Its state.
         before: The state before the validation that ended the run, None otherwise.
@@ -47,12 +51,11 @@ class Decider:
     """
 
     def __init__(self, rule: Any) -> None:
-        self.rule: Any = rule
+        self.given = self.rule = rule
         self.state: Any = rule.start()
         self.before: Any = None
         self.step = -1
         self.measures: dict[str, str] = {}
-        self._given = rule  # with directions as given
         self._last: Validation | None = None  # that ended the run
         self._declared: Collection[str] | None = None
 
@@ -61,7 +64,7 @@ class Decider:
 
         Of keys that its scorers have `declared`, a value may come later; others must be logged.
         """
-        self.rule = self._given.directed(mode_of)
+        self.rule = self.given.directed(mode_of)
         check_declared(self.rule.keys, declared)
         self._declared = declared
         if self.step < 0:
@@ -70,7 +73,10 @@ class Decider:
     def decide(self, now: Snapshot) -> Any:
         """Return the decision of the rule; the weights count as decided if it judged anything."""
         rule, state = self.rule, self.state
-        stale = now.stale(rule.keys, self.step, self._declared)
+        fresh = {*now.fresh, *(key for key, step in now.trained.items() if step > self.step)}
+        # Others that are not logged are an error of the rule.
+        known = {*now.metrics, *(rule.keys if self._declared is None else self._declared)}
+        stale = {key for key in rule.keys if key not in fresh and key in known}
         measured = {
             key: digest
             for key in rule.keys

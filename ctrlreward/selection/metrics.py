@@ -84,18 +84,6 @@ class Snapshot:
     evidence: Evidence = field(default_factory=dict)
     trained: Mapping[str, int] = field(default_factory=dict)
 
-    def stale(
-        self, keys: Collection[str], decided: int, declared: Collection[str] | None
-    ) -> set[str]:
-        """Return the keys without a new value for a rule that last decided at a step.
-
-        A key that is not logged is stale if scorers have `declared` it, else an error of the rule;
-        None declares all.
-        """
-        fresh = {*self.fresh, *(key for key, step in self.trained.items() if step > decided)}
-        known = {*self.metrics, *(keys if declared is None else declared)}
-        return {key for key in keys if key not in fresh and key in known}
-
     def having(self, **values: float) -> Snapshot:
         """Return the snapshot with more new values."""
         return replace(self, metrics={**self.metrics, **values}, fresh={*self.fresh, *values})

@@ -14,7 +14,7 @@ from ctrlreward.adapters.best_checkpoint import BestCheckpoint
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, RunRules, StopRule
 
 ROWS = [(10, 0.2, 0.5), (20, 0.4, 0.75), (30, 0.6, 0.625), (40, 0.9, 0.25), (50, 0.5, 0.75)]
-ALARM = AlarmRule("reward", "acc", held_out_mode="max")
+ALARM = AlarmRule("reward", {"acc": "max"})
 RULES = RunRules(
     BestRule("reward", constraints={"acc": (0.5, None)}), StopRule("reward", patience=1)
 )

@@ -60,7 +60,7 @@ def run(fit, watch):
     def train(folder: Path, others: list[Any], place: str, **limits: int) -> tuple[Any, Any]:
         ours = [
             watch(QUALITY),
-            ProxyGuard("val_loss", "score/v", "min", "max"),
+            ProxyGuard("val_loss", {"score/v": "max"}, "min"),
             RewardEarlyStopping("score/v", "max", patience=9),
             RewardCheckpoint("score/v", "max", dirpath=folder / "ours"),
             ParetoCheckpoint({"score/v": "max", "val_loss": "min"}, dirpath=folder / "front"),

@@ -62,7 +62,7 @@ def test_without_scores_by_prompt_there_is_no_alarm_and_one_warning(fit, counter
             step = float(self.global_step)
             self.log_dict({"reward/total": step, "reward/shaped": step, "b": -step})
 
-    guard, record = ProxyGuard("reward/total", "b", None, "max", stop=True), Record()
+    guard, record = ProxyGuard("reward/total", {"b": "max"}, stop=True), Record()
     best, worst = (
         RewardCheckpoint("reward/total"),
         RewardCheckpoint("reward/shaped", "min", str(tmp_path)),

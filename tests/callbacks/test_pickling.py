@@ -71,7 +71,7 @@ def test_the_trainer_pickles_before_during_and_after_a_run(tmp_path: Path) -> No
         callbacks=[
             GenerationScorer({"p": POLARITY}, PROMPTS),
             RewardEarlyStopping("x", "min"),
-            ProxyGuard("y", "x", "max", "min"),
+            ProxyGuard("y", {"x": "min"}, "max"),
             RewardCheckpoint("x", "min", dirpath=str(tmp_path / "best")),
             ParetoCheckpoint({"x": "min", "y": "max"}, dirpath=str(tmp_path / "front")),
             RewardShaping(clip=(-1.0, 1.0)),

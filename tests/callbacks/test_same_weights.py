@@ -99,7 +99,7 @@ def rules(curve, watch):
             a, b = "score/a", "score/b"
         constraints = {b: (0.5, None)}
         return built | {
-            "guard": ProxyGuard(a, b, "max", "max"),
+            "guard": ProxyGuard(a, {b: "max"}, "max"),
             "stop": RewardEarlyStopping(a, "max", patience=2),
             "best": RewardCheckpoint(a, "max", str(folder / "best"), constraints=constraints),
             "front": ParetoCheckpoint({a: "max", b: "max"}, str(folder / "front")),

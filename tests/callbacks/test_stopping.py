@@ -97,10 +97,10 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, watch, tmp_path
         (RewardEarlyStopping("val_loss"), "mode"),
         (RewardEarlyStopping("score/l", "max"), "mode"),
         (ParetoCheckpoint({"score/v": "max", "score/l": "max"}), r"metrics\['score/l'\]"),
-        (ProxyGuard("score/v", "score/l", held_out_mode="max"), "held_out_mode"),
+        (ProxyGuard("score/v", {"score/l": "max"}), r"held_out\['score/l'\]"),
         (RewardCheckpoint("score/vv"), "'score/vv'"),
         (ProxyGuard("reward/totl", "score/v"), "'reward/total'"),
-        (ProxyGuard("score/v", "b"), "held_out_mode"),
+        (ProxyGuard("score/v", "b"), r"held_out\['b'\]"),
         (RewardCheckpoint("score/v", dirpath="memory://kept"), "dirpath"),
         (ParetoCheckpoint(["score/l", "score/v"], dirpath="memory://kept"), "dirpath"),
     ):

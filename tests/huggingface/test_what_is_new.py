@@ -149,7 +149,7 @@ def ready() -> Callable[..., dict[str, Any]]:
         trainer.compute_metrics = compute
         q = "eval_a_q" if case.sets else "eval_q"
         ours = {
-            "guard": ProxyGuard(case.r, q, "max", "max"),
+            "guard": ProxyGuard(case.r, {q: "max"}, "max"),
             "best": RewardCheckpoint(q, "max", constraints={case.r: (0.35, None)}),
             "front": ParetoCheckpoint({q: "max", case.r: "max"}),
             "stop": RewardEarlyStopping(q, "max", patience=3),

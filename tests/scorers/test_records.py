@@ -19,13 +19,13 @@ def test_scored_samples_are_read_back_with_nan(tmp_path: Path) -> None:
     np.testing.assert_array_equal(scores["v"], [0.5, np.nan])
 
 
-@given(st.integers(1, 40), st.integers(1, 20))
-def test_table_rows_are_spread_and_distinct(n: int, rows: int) -> None:
+@given(st.integers(1, 40))
+def test_table_rows_are_spread_and_distinct(n: int) -> None:
     samples = Samples(texts=[str(i) for i in range(n)])
-    header, body = sample_table(samples, {"v": np.arange(n, dtype=float)}, rows)
+    header, body = sample_table(samples, {"v": np.arange(n, dtype=float)}, {})
     assert header == ["text", "v"]
     shown = [int(str(row[0])) for row in body]
-    assert len(shown) == min(n, rows)
+    assert len(shown) == min(n, 16)
     assert shown == sorted(set(shown))
     assert shown[0] == 0
     assert [row[1] for row in body] == shown
