@@ -123,7 +123,3 @@ class PromptBatches(pl.LightningDataModule):
     def val_dataloader(self) -> DataLoader[Samples]:
         """Return a loader of one item, which makes the trainer run its validation loop."""
         return DataLoader([self.prompts[:1]], batch_size=None)  # type: ignore[arg-type]
-
-    def test_dataloader(self) -> DataLoader[Samples]:
-        """Return the loader of `val_dataloader`."""
-        return self.val_dataloader()

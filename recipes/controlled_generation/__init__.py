@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from ctrlreward.scorers import (
 )
 from ctrlreward.scorers.base import Component, Scorer, Scores, TaskScorer
 from ctrlreward.scorers.ctrleval import AspectName, Explanation
-from ctrlreward.scorers.perplexity import mean_log_probs
 
 # Target labels: of one attribute, or attribute → labels.
 Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
@@ -170,8 +169,9 @@ class LikelihoodCost(Perplexity):
     penalizes low perplexity (Pang and Gimpel 2019, eq. 1).
     """
 
-    specs: ClassVar = {"likelihood_cost": ScoreSpec(higher_is_better=False, range=(0.0, math.inf))}
-    corpus_columns = ()  # the cost of a corpus is the mean
+    specs: Mapping[str, ScoreSpec] = {
+        "likelihood_cost": ScoreSpec(higher_is_better=False, range=(0.0, math.inf))
+    }
 
     def __init__(self, model: str, low: float, high: float, **options: Any) -> None:
         super().__init__(model, **options)
@@ -184,10 +184,11 @@ class LikelihoodCost(Perplexity):
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
-        """Return the cost."""
-        values, _ = mean_log_probs(answers)
+        """Return the cost, and the scores of `Perplexity`."""
+        scores = super().fold(samples, answers, names)
+        values = scores["log_likelihood"]
         cost = np.maximum(self.low - values, 0.0) + np.maximum(values - self.high, 0.0)
-        return {"likelihood_cost": cost}
+        return {**scores, "likelihood_cost": cost}
 
 
 def relevance_reward(

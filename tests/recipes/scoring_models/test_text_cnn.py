@@ -9,12 +9,10 @@ import pytest
 import torch
 from lightning_choice import quiet_trainer
 from safetensors.torch import load_file
-from scoring_recipes import overrides, written
+from scoring_recipes import written
 from torch.nn.functional import conv1d
 
 from ctrlreward import Accuracy
-from ctrlreward.jobs.recipes import recipe_file
-from ctrlreward.jobs.training_job import build
 from ctrlreward.recipes.scoring_models.text_cnn import (
     Sentence,
     SentenceData,
@@ -25,7 +23,6 @@ from ctrlreward.recipes.scoring_models.text_cnn import (
     save_text_cnn,
 )
 
-CONFIG = recipe_file("text_cnn_yelp")
 GOOD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for word in
         ("good", "great", "lovely", "kind")]  # fmt: skip
 BAD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for word in
@@ -60,34 +57,6 @@ def test_variants_and_labels_of_a_sentence_are_in_one_split(tmp_path: Path) -> N
     assert texts["train"].isdisjoint(texts["validation"])
 
 
-SMALL: dict[str, object] = {
-    "model.init_args.min_count": 1,
-    "model.init_args.filters": 8,
-    "model.init_args.learning_rate": 0.05,
-    "data.init_args.batch_size": 6,
-}
-
-
-def test_training_writes_the_best_epochs_folder(
-    files: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    cli = build(["--config", str(CONFIG), *overrides(tmp_path, *files, **SMALL)])
-    cli.trainer.fit(cli.model, cli.datamodule)
-    folder = tmp_path / "model"
-    classifier = TextCNNClassifier(str(folder))
-    assert classifier.labels == ("negative", "positive")
-    best = torch.load(cli.trainer.checkpoint_callback.best_model_path, weights_only=True)
-    for name, weight in classifier.network.state_dict().items():
-        assert torch.equal(weight, best["state_dict"][f"model.{name}"])
-    report = json.loads((folder / "evaluation.json").read_text("utf-8"))
-    negative, positive = classifier.probabilities([*TEST.values()])
-    right = [negative.argmax() == 0, positive.argmax() == 1]
-    assert report == {"test_accuracy": sum(right) / 2, "test_sentences": 2}
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert {"val_loss", "val_accuracy"} <= set().union(*rows)
-
-
 def trained(files: tuple, folder: Path, **options: Any) -> TextCNNTrainer:
     model = TextCNNTrainer(str(folder), min_count=1, embedding_size=4, widths=[1], filters=2)
     quiet_trainer(max_epochs=1, default_root_dir=str(folder.parent), **options).fit(
@@ -102,6 +71,11 @@ def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
     folder = tmp_path / "model"
     trained(files, folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert TextCNNClassifier(str(folder)).labels == ("negative", "positive")
+    negative, positive = TextCNNClassifier(str(folder)).probabilities([*TEST.values()])
+    right = [negative.argmax() == 0, positive.argmax() == 1]
+    report = json.loads((folder / "evaluation.json").read_text("utf-8"))
+    assert report == {"test_accuracy": sum(right) / 2, "test_sentences": 2}
     assert before.keys() == {"config.json", "model.safetensors", "evaluation.json"}
     trained(files, folder, fast_dev_run=True)
     with monkeypatch.context() as broken:
