@@ -146,9 +146,6 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         heads: Number of attention heads of each layer.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first twentieth of
             the steps and before linear decay to 0.
-
-    Raises:
-        ValueError: The width does not fit the heads.
     """
 
     model: PhiForCausalLM
@@ -163,8 +160,6 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         learning_rate: float = 3e-3,
     ) -> None:
         super().__init__(folder)
-        if width % (4 * heads):
-            raise ValueError(f"width must be a multiple of 4 * heads = {4 * heads}, got {width}")
         self.min_count, self.learning_rate = min_count, learning_rate
         self.width, self.heads = width, heads
 

@@ -27,7 +27,7 @@ class Sentences:
     """Sentences of two styles, each to be rewritten into the other style.
 
     Args:
-        files: Style → file of its sentences, one per line; see `text_files.read_lines`.
+        files: Two styles → file of its sentences, one per line; see `text_files.read_lines`.
         template: Prompt of the policy, with `{source}`, `{style}` (the target style) and optionally
             `{source_style}`. A module that reads `sources` and `labels` needs none.
         count: Number of sentences of each style.
@@ -36,7 +36,7 @@ class Sentences:
         seed: Seed of the choice of sentences.
 
     Raises:
-        ValueError: There are not exactly two styles, or the template lacks a field.
+        ValueError: The template lacks a field.
     """
 
     files: Mapping[str, str]
@@ -47,8 +47,6 @@ class Sentences:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.files) != 2:
-            raise ValueError(f"files must have two styles, got {', '.join(self.files)}")
         if "{source}" not in self.template or "{style}" not in self.template:
             raise ValueError(
                 f"template must contain {{source}} and {{style}}, got {self.template!r}"

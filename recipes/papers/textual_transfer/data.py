@@ -95,7 +95,7 @@ class TransferSentences(pl.LightningDataModule):
     seed, the epoch and the batch alone, and a resumed run continues exactly, in mid-epoch as well.
 
     Args:
-        files: Style → file of one tokenized sentence per line; the first style is style 0.
+        files: Two styles → file of one tokenized sentence per line; the first style is style 0.
         exclude: Files of held-out sentences; a line may contain several, separated by tabs.
         words: Smallest and largest number of words of a sentence; the paper has 1 to 15 for Yelp, 6
             to 25 for Literature.
@@ -115,8 +115,7 @@ class TransferSentences(pl.LightningDataModule):
         pairs: Paraphrase pairs, which a model with the loss of eq. 5 sets.
 
     Raises:
-        ValueError: `files` does not have two styles. In `setup`: a style has no sentence, or fewer
-            than `count`.
+        ValueError: In `setup`: a style has no sentence, or fewer than `count`.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -135,8 +134,6 @@ class TransferSentences(pl.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if len(files) != 2:
-            raise ValueError(f"files must have two styles, got {', '.join(files) or 'none'}")
         first, second = files
         self.files, self.exclude, self.styles = files, exclude, (first, second)
         self.words, self.count, self.min_count, self.max_words = words, count, min_count, max_words

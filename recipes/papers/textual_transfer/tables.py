@@ -25,7 +25,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
 from ctrlreward.extras import import_extra
-from ctrlreward.files import JsonLog, finite_or_none, json_line, json_text, read_json, write_whole
+from ctrlreward.files import JsonLog, json_line, json_text, read_json, write_whole
 from ctrlreward.models.words import separate_words
 from ctrlreward.plots import SERIES, curve, finish_panel, mark_steps, new_figure, save_figure
 from ctrlreward.ranks import on_rank_zero
@@ -167,8 +167,7 @@ class TransferReport(pl.Callback):
             outputs[file]["copying"] = samples.replace(texts=samples.sources)
         figures: dict[str, dict[str, Any]] = {}
         for name, samples in outputs["transfers"].items():
-            corpus = self.quality.corpus(samples)
-            figures[name] = {key: finite_or_none(value) for key, value in corpus.items()}
+            figures[name] = dict(self.quality.corpus(samples))
             if name in steps:
                 figures[name]["step"] = steps[name]
             if "translations" in outputs:
