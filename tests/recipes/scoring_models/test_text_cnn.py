@@ -27,7 +27,7 @@ GOOD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for w
         ("good", "great", "lovely", "kind")]  # fmt: skip
 BAD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for word in
        ("bad", "awful", "cold", "rude")]  # fmt: skip
-TEST = {"negative": "the lake was awful .", "positive": "the lake was lovely ."}
+TEST = {"negative": ["the lake was awful ."], "positive": ["the lake was lovely .", "we sailed ."]}
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def files(tmp_path: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
         "negative": written(tmp_path / "train.0", [*BAD, *BAD, "", "the lake was awful ."]),
         "positive": written(tmp_path / "train.1", [*GOOD, "The lake  was lovely ."]),
     }
-    test = {label: written(tmp_path / f"test.{label}", [line]) for label, line in TEST.items()}
+    test = {label: written(tmp_path / f"test.{label}", lines) for label, lines in TEST.items()}
     return train, test, [written(tmp_path / "left_out", [f"{GOOD[0]}\t{BAD[1]}"])]
 
 
@@ -72,10 +72,12 @@ def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
     trained(files, folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert TextCNNClassifier(str(folder)).labels == ("negative", "positive")
-    negative, positive = TextCNNClassifier(str(folder)).probabilities([*TEST.values()])
-    right = [negative.argmax() == 0, positive.argmax() == 1]
+    texts, labels = zip(
+        *((t, i) for i, side in enumerate(TEST.values()) for t in side), strict=True
+    )
+    right = TextCNNClassifier(str(folder)).probabilities(texts).argmax(axis=1) == labels
     report = json.loads((folder / "evaluation.json").read_text("utf-8"))
-    assert report == {"test_accuracy": sum(right) / 2, "test_sentences": 2}
+    assert report == {"test_accuracy": right.mean(), "test_sentences": 3}
     assert before.keys() == {"config.json", "model.safetensors", "evaluation.json"}
     trained(files, folder, fast_dev_run=True)
     with monkeypatch.context() as broken:
