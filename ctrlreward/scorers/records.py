@@ -11,14 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctrlreward.files import (
-    finite_or_none,
-    json_line,
-    none_for_nan,
-    read_jsonl,
-    without_nan,
-    write_whole,
-)
+from ctrlreward.files import json_line, none_for_nan, read_jsonl, without_nan, write_whole
 from ctrlreward.samples import JSON_KEYS, Samples, records_of, samples_of
 from ctrlreward.scorers.base import Component, Scorer, Scores
 
@@ -128,13 +121,9 @@ def sample_table(
     """
     columns = samples.columns()
     names = [name for name in ("prompts", "labels", "texts") if name in columns]
-    body: list[list[Cell]] = [
-        [
-            *(columns[name][i] for name in names),
-            *(finite_or_none(values[i]) for values in scores.values()),
-            *(texts[i] for texts in reasons.values()),
-        ]
-        for i in evenly_spaced(len(samples), TABLE_ROWS)
-    ]
+    numbers = [none_for_nan(values) for values in scores.values()]
+    shown = [*(columns[name] for name in names), *numbers, *reasons.values()]
+    rows = evenly_spaced(len(samples), TABLE_ROWS)
+    body: list[list[Cell]] = [[column[i] for column in shown] for i in rows]
     header = [*(JSON_KEYS[name] for name in names), *scores, *(f"{n}_reason" for n in reasons)]
     return header, body
