@@ -43,10 +43,18 @@ for name in ("pytorch_lightning", "lightning_fabric"):
 settings.register_profile("ctrlreward", deadline=None, max_examples=30)
 settings.load_profile("ctrlreward")
 
-# Command lines that fail, servers of judges, and tiny models with seeded random weights.
-pytest_plugins = ["command_lines", "judge_server", "tiny_models"]
-
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the fixtures of other files; not where pytest-xdist only starts the workers.
+
+    They import PyTorch and transformers, for which the workers would wait.
+    """
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    for name in ("command_lines", "judge_server", "tiny_models"):
+        config.pluginmanager.import_plugin(name)
 
 
 # The longest files, which begin; the ones that wait for other processes are apart from each other.

@@ -120,6 +120,13 @@ GROUPED: Mapping[str, Build] = {"Distinct": lambda f, o: Distinct(f["gpt2"])}
 SCORERS: Mapping[str, Build] = {**POINTWISE, **EXACT, **GROUPED}
 
 
+def few_evaluators(case: str) -> dict[str, int]:
+    """Return the options by which a case has six of the 72 evaluators of the default task."""
+    own_task = case in ("CTRLEval bart", "CTRLEval calibrated")
+    whole = "ctrleval" in case.lower() and not own_task
+    return {"evaluators": 6} if whole else {}
+
+
 def samples_of(case: str, samples: Samples) -> Samples:
     """Return the samples with the labels that a case reads."""
     if case != "AttributeClassifier":

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from counting_module import Counting
 from lightning_choice import BeforeAfter as LightningBeforeAfter
@@ -76,7 +75,6 @@ class Writer(Counting):
         return ["abcdef"[torch.randint(6, ()).item()] for _ in prompts]
 
 
-@pytest.mark.lightning
 def test_a_run_of_lightning_draws_and_ends_as_without_callbacks(
     tiny_llama: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -18,7 +18,6 @@ from lightning_choice import (
 )
 
 pytestmark = [
-    pytest.mark.lightning,
     pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:The number of training"),
 ]
 
@@ -77,6 +76,7 @@ def run(fit, watch):
 NAME = "{step}-{val_loss:.2f}"
 
 
+@pytest.mark.lightning
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_callbacks_of_lightning_do_the_same(place: str, run, tmp_path: Path) -> None:
     facts = []

@@ -88,7 +88,6 @@ def test_callbacks_of_lightning_find_their_metric_when_a_run_resumes(
     assert trainer.current_epoch == 3
 
 
-@pytest.mark.lightning
 @pytest.mark.parametrize("fate", ["stays", "moved", "lost"])
 def test_a_run_resumed_in_another_folder_names_what_is_on_disk(
     fit, counter, watch, tmp_path: Path, fate: str

@@ -110,7 +110,6 @@ GPT2 = partial(GPT2Config, n_embd=8, n_layer=1, n_head=2, **TINY)
 SOURCES = ["The soup", "The view"]
 
 
-@pytest.mark.lightning
 @pytest.mark.parametrize("kind", [GenerationScorer, BeforeAfter])
 def test_what_would_be_scored_with_its_input_is_refused_before_training(
     fit, counter, curve, kind: type

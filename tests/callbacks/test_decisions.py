@@ -38,7 +38,6 @@ class Copies(pl.Callback):
             shutil.copytree(self.root, self.root.with_name(f"copy{trainer.global_step}"))
 
 
-@pytest.mark.lightning
 @pytest.mark.parametrize("name", CASES)
 def test_stops_keeps_and_resumes_as_the_table_says(
     name: str, fit, counter, curve, watch, tmp_path: Path
@@ -87,6 +86,7 @@ def test_stops_keeps_and_resumes_as_the_table_says(
         assert repr(resumed[2]) == repr(states)
 
 
+@pytest.mark.lightning
 @pytest.mark.filterwarnings("ignore:ProxyGuard")
 @pytest.mark.parametrize("name", ["alarm after a rise", "a decline stops"])
 def test_decides_by_prompt_as_the_rules_do(name: str, fit, counter, by_prompt, tmp_path) -> None:

@@ -67,7 +67,6 @@ def test_scores_are_logged_and_written(fit, counter, curve, watch, held_out, tmp
 # Schedule and side effects
 
 
-@pytest.mark.lightning
 def test_every_other_validation_but_the_sanity_check_also_after_a_resume(
     fit, counter, curve, watch, tmp_path
 ) -> None:
@@ -136,7 +135,6 @@ def test_test_scores_the_best_weights(fit, counter, watch, tmp_path, kind: str) 
     assert JsonLog(tmp_path / "metrics.jsonl").read() == before + rows
 
 
-@pytest.mark.lightning
 def test_models_are_released_at_the_end_and_after_a_failure(fit, counter, curve, watch) -> None:
     scorer = curve([0.0])
     fit(counter(), [watch(scorer, "vl")], max_steps=1)

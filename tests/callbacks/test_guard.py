@@ -29,7 +29,6 @@ def scorer(by_prompt, tmp_path: Path):
     return by_prompt(FALLS, tmp_path)[0]
 
 
-@pytest.mark.lightning
 @pytest.mark.parametrize("mode", ["max", "drift"])
 def test_alarms_in_a_hacking_run_and_stops_it(mode: str, fit, counter, scorer) -> None:
     guard, record = ProxyGuard("score/b", {"score/a": mode}, stop=True), Record()

@@ -97,7 +97,6 @@ def bounded(share, **others: Any) -> Reward:
     return Reward({"share": share["share"], "b": (b, 0.0), **others})
 
 
-@pytest.mark.lightning
 def test_each_step_shapes_as_the_formulas_say(tuner, share, fit) -> None:
     """All transformations in their order, sample by sample, and what is logged after each."""
     ending = FunctionScorer(lambda texts: [None if t[-1] == "f" else len(t) for t in texts])

@@ -38,7 +38,6 @@ WHEN_TO_VALIDATE = [
 ]
 
 
-@pytest.mark.lightning
 @pytest.mark.parametrize(("when", "step"), WHEN_TO_VALIDATE)
 def test_any_validation_interval(when, step, fit, counter, watch) -> None:
     """The scores peak at step 16. The second validation after the best one stops the run."""

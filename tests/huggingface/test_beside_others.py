@@ -106,7 +106,7 @@ SITUATIONS = {
             "save_strategy": "epoch",
             "max_steps": -1,
             "num_train_epochs": 5,
-            "gradient_accumulation_steps": 32,
+            "per_device_train_batch_size": 32,
         },
         steps=5,
         checkpoints=frozenset(range(1, 6)),

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from shutil import copytree
 
 import numpy as np
 import pytest
@@ -10,8 +8,6 @@ from asked_models import Pair, continued, inputs_seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_models import PlainCausal
-from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
 
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.tasks import Continuation
@@ -161,32 +157,7 @@ def test_a_text_of_exactly_the_context_is_whole(
     np.testing.assert_allclose(found.log_probs, llama_twin.log_probs([0, *ids], 1), atol=1e-5)
 
 
-# The token that begins a document.
-
-
-def test_a_chat_models_separator_begins_the_document(tiny_causal: Callable[..., str]) -> None:
-    folder = tiny_causal("llama", ("<|im_start|>", "<|endoftext|>"))
-    twin = PlainCausal(folder)
-    (found,) = continued(CausalLM(folder), [Pair("", TEXT)])
-    expected = twin.log_probs([1, *twin.tokens("", TEXT)[0]], 1)
-    np.testing.assert_allclose(found.log_probs, expected, atol=1e-5)
-
-
-def test_what_the_tokenizer_puts_before_a_text_begins_the_document(
-    tiny_causal: Callable[..., str], tmp_path: Path
-) -> None:
-    """As Phi-3's, whose vocabulary has `<|endoftext|>` as well."""
-    copytree(tiny_causal("llama", ("<|endoftext|>", "<s>")), tmp_path / "own")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "own", bos_token="<s>")
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
-    )
-    tokenizer.save_pretrained(tmp_path / "own")
-    twin = PlainCausal(str(tmp_path / "own"))
-    ids = twin.tokenizer(TEXT).input_ids
-    assert ids[0] == 1
-    (found,) = continued(CausalLM(str(tmp_path / "own")), [Pair("", TEXT)])
-    np.testing.assert_allclose(found.log_probs, twin.log_probs(ids, 1), atol=1e-5)
+# The token that begins a document: tests/scorers/test_perplexity.py has the families.
 
 
 def test_without_a_start_token_the_first_token_is_no_target(

@@ -45,7 +45,6 @@ def train(tmp_path: Path) -> Callable[..., tuple[list[float], pl.Trainer]]:
     return run
 
 
-@pytest.mark.lightning
 @pytest.mark.parametrize(
     ("schedule", "limits", "expected"),
     [

@@ -104,7 +104,6 @@ def test_loss_and_gradient_are_those_of_the_formulas(tuner, algorithm: str) -> N
     }
 
 
-@pytest.mark.lightning
 def test_a_new_adapter_changes_nothing_and_alone_learns(tuner) -> None:
     module = tuner(dtype="bfloat16")
     values = logged(module)

@@ -45,7 +45,7 @@ MINE = [
 ]
 COMMAND = ["meta-eval", "rated", "mine.jsonl", "--ratings=[good,short]"]
 COMMAND += ["--columns.text=output", "--cluster=about", "--system=by"]
-BY_LETTERS = ["--scorers=fakes.OneLetter", "--scorers.letter=x"]
+BY_LETTERS = ["--scorers=fakes.OneLetter", "--scorers.letter=x", "--resamples=100"]
 
 
 def write(file: str, rows: list[dict[str, Any]]) -> None:

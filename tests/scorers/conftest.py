@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_cases import SCORERS
+from device_cases import SCORERS, few_evaluators
 from tiny_models import save_judges, save_reward_model
 
 from ctrlreward.models.word_vectors import WordVectors
@@ -45,7 +45,7 @@ def built(folders: dict[str, str]) -> Callable[..., Scorer]:
 
     @cache
     def build(name: str, **options: Any) -> Scorer:
-        scorer: Scorer = SCORERS[name](folders, options)
+        scorer: Scorer = SCORERS[name](folders, {**few_evaluators(name), **options})
         return scorer
 
     return build

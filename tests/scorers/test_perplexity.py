@@ -89,7 +89,6 @@ _CHATML = "{% for m in messages %}{{ '<|im_start|>' + m['content'] + '<|im_end|>
 _TURNS = "{{ bos_token }}{% for m in messages %}{{ '<|user|>' + m['content'] }}{% endfor %}"
 FAMILIES = {
     "GPT-2": Family(_END, {"bos_token": _END, "eos_token": _END, "unk_token": _END}),
-    "SmolLM2": Family(_END, {"bos_token": _END, "eos_token": _END, "unk_token": _END}),
     "SmolLM2-Instruct": Family(
         _END,
         {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": _END},

@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 import torch
-from device_cases import CASES, SAMPLES, samples_of
+from device_cases import CASES, SAMPLES, few_evaluators, samples_of
 from second_device import memory, on_second_device
 
 from ctrlreward import Reward, scorers
@@ -20,9 +20,10 @@ DEVICE = "second:0"
 def test_scores_are_those_of_the_cpu_and_release_frees(folders: dict[str, str]) -> None:
     for case, build in CASES.items():
         samples = samples_of(case, SAMPLES)
-        expected = build(folders, {"device": "cpu"}).score(samples)
+        few = few_evaluators(case)
+        expected = build(folders, {"device": "cpu", **few}).score(samples)
         assert memory.live == [0, 0], case
-        scorer = build(folders, {"device": DEVICE})
+        scorer = build(folders, {"device": DEVICE, **few})
         assert set(scorer.devices) <= {DEVICE}, case
         scores = scorer.score(samples)
         assert memory.live[0] > 1000, case  # the weights

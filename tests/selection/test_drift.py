@@ -37,7 +37,7 @@ def run_alarms(
 @pytest.mark.parametrize("fresh", [True, False])
 def test_at_the_tolerance_false_alarms_are_rarer_than_the_level(fresh: bool) -> None:
     """Twice the length is the largest drift of the null, and the reward does rise."""
-    rng, level, runs = np.random.default_rng(3), 0.2, 60
+    rng, level, runs = np.random.default_rng(3), 0.2, 40
     false = sum(bool(run_alarms(rng, 2.0, 3.0, level, fresh)) for _ in range(runs))
     assert false <= level * runs
 
@@ -104,7 +104,7 @@ def test_components_that_rise_together_or_for_another_raise_no_alarm() -> None:
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_component_at_the_tolerance_raises_few_false_alarms(fresh: bool) -> None:
     """One component is better by a pooled standard deviation, the largest drift of the null."""
-    rng, level, runs = np.random.default_rng(6), 0.2, 60
+    rng, level, runs = np.random.default_rng(6), 0.2, 40
     shift = (4 / 3) ** 0.5  # d / √(1 + d² / 4) = 1, with means of groups of deviation 1
     false = 0
     for _ in range(runs):

@@ -279,7 +279,7 @@ def test_a_wrong_reply_is_an_error_at_once_and_never_a_score(
 def test_no_reply_in_time_is_an_error_and_not_repeated(
     live_server: Callable[..., Any], reward: Reward, letters: Letters
 ) -> None:
-    remote = RemoteReward(live_server(reward).url, timeout=3.0)
+    remote = RemoteReward(live_server(reward).url, timeout=1.5)
     remote.load()
     letters.go.clear()
     try:
