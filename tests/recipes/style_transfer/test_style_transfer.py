@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_choice import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from scoring_recipes import written
 
 from ctrlreward import Samples
 from ctrlreward.command_line.config_files import read_job, resolved
@@ -21,7 +22,9 @@ from ctrlreward.recipes.style_transfer import (
 )
 
 
-def test_each_sentence_has_the_other_style_as_its_target(styles: dict[str, str]) -> None:
+def test_each_sentence_has_the_other_style_as_its_target(
+    styles: dict[str, str], tmp_path: Path
+) -> None:
     prompts = Sentences(styles, count=6).prompts()
     sources, wanted = prompts.sources or (), prompts.prompts or ()
     assert all("cold" in source for source in sources[:6])
@@ -31,6 +34,9 @@ def test_each_sentence_has_the_other_style_as_its_target(styles: dict[str, str])
     assert prompts.texts == prompts.prefixes == ("",) * 12
     assert wanted[0] == f"sour: {sources[0]}\nsweet:"
     assert wanted[11] == f"sweet: {sources[11]}\nsour:"
+    held_out = written(tmp_path / "held_out", [f"x\t{sources[3].upper()}", sources[7]])
+    fewer = Sentences(styles, count=5, exclude=[held_out]).prompts()
+    assert {*fewer.sources} == {*sources} - {sources[3], sources[7]}
 
 
 def test_selection_and_report_have_the_same_scores_and_copying_is_compared(

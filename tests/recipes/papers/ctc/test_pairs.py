@@ -22,6 +22,7 @@ from ctrlreward.models.sentences import split_sentences
 from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.recipes.papers.ctc.pairs import (
     KINDS,
+    AlignmentData,
     PairFile,
     Paraphraser,
     Span,
@@ -291,6 +292,18 @@ def test_an_interrupted_build_is_resumed(settings: dict[str, Any], tmp_path: Pat
     with pytest.raises(ValueError, match="texts"):
         PairFile(str(whole), **settings).build()
     assert whole.read_bytes() == before
+
+
+def test_all_pairs_of_a_text_are_in_one_split(settings: dict[str, Any], tmp_path: Path) -> None:
+    pairs = PairFile(str(tmp_path / "pairs.jsonl"), **settings)
+    data = AlignmentData(pairs, validation_share=0.3, batch_size=2)
+    data.prepare_data()
+    data.setup("fit")
+    loaders = data.train_dataloader(), data.val_dataloader()
+    train, held_out = ([pair for batch in loader for pair in batch] for loader in loaders)
+    assert len({pair.source for pair in held_out}) == 2  # of seven
+    assert not {pair.source for pair in train} & {pair.source for pair in held_out}
+    assert sorted(train + held_out) == sorted(read_pair_file(pairs.file))
 
 
 def test_a_kind_decides_what_b_is(settings: dict[str, Any], tmp_path: Path) -> None:
