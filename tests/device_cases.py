@@ -78,7 +78,8 @@ CASES: dict[str, Build] = {
     "Perplexity mamba": lambda f, o: Perplexity(f["mamba"], **o),
     "Judge": lambda f, o: Judge(f["llama"], RUBRIC, **o),
     "BARTScore": lambda f, o: BARTScore(f["bart"], ["faithfulness", "f_score"], **o),
-    "Alignment embedding": lambda f, o: Alignment(f["encoder"], DIALOG, **o),
+    # Cosines of random weights are all at chance.
+    "Alignment embedding": lambda f, o: Alignment(f["encoder"], DIALOG, calibration=False, **o),
     "Alignment discriminative": lambda f, o: Alignment(f["aligner"], DIALOG, "discriminative", **o),
     "Alignment regression": lambda f, o: Alignment(f["regression"], DIALOG, "regression", **o),
     "RewardModel llama": lambda f, o: RewardModel(f["reward"], **o),

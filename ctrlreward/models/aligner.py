@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
+from itertools import permutations
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from ctrlreward.models.batching import in_windows, run_batched, windows
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.frozen import FrozenModel
+from ctrlreward.models.neutral_texts import neutral_texts
 from ctrlreward.models.pairs import (
     UNITS,
     EncodedPair,
@@ -83,6 +85,18 @@ class EmbeddingAligner:
                 if last_pair[text] == i:
                     del tokens[text]
         return alignments
+
+    @cached_property
+    def chance(self) -> float:
+        """Mean cosine, -1 to 1, where nothing is shared: of each neutral text with all others.
+
+        0.35 for MiniLM-L6, much higher for encoders whose vectors all point one way.
+        """
+        texts = neutral_texts()
+        values = [alignment.values for alignment in self.align(list(permutations(texts, 2)))]
+        others = len(texts) - 1
+        best = [np.max(values[i : i + others], axis=0) for i in range(0, len(values), others)]
+        return float(np.mean(np.concatenate(best)))
 
     def _tokens(self, texts: list[str]) -> list[tuple[Spans, npt.NDArray[np.float32]]]:
         """Return spans and vectors of the tokens of texts, without special ones."""

@@ -93,6 +93,7 @@ class Aspect(NamedTuple):
     aggregate: str = "mean"  # of the tokens of a direction, a key of `AGGREGATES`
     content_only: bool = False  # stop words are left out
     fold: Callable[[Scores, Scores], Scores] | None = None
+    above_chance: bool = False  # only the part of a cosine above the encoder's `chance` counts
 
 
 _OUTPUT = Direction("texts", ("sources",))
@@ -117,7 +118,10 @@ ASPECTS: Mapping[str, Aspect] = {
         {"engagingness": Direction("texts", ("contexts", "histories"))}, "sum", content_only=True
     ),
     "groundedness": Aspect(
-        {"groundedness": Direction("texts", ("contexts",))}, "sum", content_only=True
+        {"groundedness": Direction("texts", ("contexts",))},
+        "sum",
+        content_only=True,
+        above_chance=True,
     ),
 }
 
@@ -152,7 +156,8 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     - `preservation`: harmonic mean of mean align(y → x) and mean align(x → y), and the two means
       as `preservation_output` and `preservation_source`. Needs `sources`.
     - `engagingness`: sum align(y → c and h) without stop words. Needs `contexts`, `histories`.
-    - `groundedness`: sum align(y → c) without stop words. Needs `contexts`.
+    - `groundedness`: sum align(y → c) without stop words. Needs `contexts`. With `calibration`, an
+      embedding's value of a token is what it has above chance, max(0, align(y → c) - chance).
 
     Higher is better for all. White space around a text is ignored.
 
@@ -172,6 +177,8 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             last one.
         unit: Unit with a value, only for `"discriminative"`: a `"word"` between white space or a
             `"piece"`, a token. None takes the aligner's unit in training.
+        calibration: Whether groundedness by `"embedding"` counts a token above chance only, which
+            the paper doesn't (docs/alignment.md).
         **options: See `ModelOptions`.
     """
 
@@ -184,6 +191,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         aggregate: Literal["mean", "sum"] | None = None,
         layer: int | None = None,
         unit: Unit | None = None,
+        calibration: bool = True,
         **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__("" if isinstance(model, Mapping) else model, **options)
@@ -197,6 +205,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
                 raise ValueError(f"{name} must be None but for method {of!r}, got {given!r}")
         self.layer = layer
         self.unit: Unit | None = None if unit is None else one_of("unit", unit, UNITS)
+        self.calibration = calibration and self.method == "embedding"
         # Model of each direction; empty if one model has all.
         self.models = {**model} if isinstance(model, Mapping) else {}
         directions = [d for name in self.aspects for d in ASPECTS[name].directions]
@@ -210,6 +219,8 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         for name in self.aspects:
             aspect = ASPECTS[name]
             low, high = _VALUES[self.method]
+            if aspect.above_chance and self.calibration:
+                low = 0.0
             if (self.aggregate or aspect.aggregate) == "sum":
                 low, high = (-np.inf if low < 0 else 0.0), np.inf
             ranges.update(dict.fromkeys(aspect.directions, (low, high)))
@@ -309,13 +320,18 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             with locked(aligner):
                 aligned = zip(pairs, aligner.align(pairs), strict=True)
                 for pair, alignment in chain(empty, aligned):
-                    found += [self._aligned(job, pair, alignment) for job in jobs[pair]]
+                    found += [self._aligned(job, pair, alignment, aligner) for job in jobs[pair]]
         return found
 
-    def _aligned(self, job: _Job, pair: tuple[str, str], found: TokenAlignment) -> Aligned:
+    def _aligned(
+        self, job: _Job, pair: tuple[str, str], found: TokenAlignment, aligner: Aligner
+    ) -> Aligned:
         """Aggregate the alignment of a pair; NaN if there is nothing to score."""
         name, direction, i, part = job
         aspect, (spans, values) = ASPECTS[name], found
+        if aspect.above_chance and self.calibration and isinstance(aligner, EmbeddingAligner):
+            values = np.maximum(values - aligner.chance, 0.0)
+            found = TokenAlignment(spans, values)
         if spans and not np.isnan(values).any():
             by_word = aspect.content_only and self.method != "regression"
             counted = content_tokens(pair[0], spans, self.stop_words if by_word else ())

@@ -27,7 +27,7 @@ def column(kind: str, key: str) -> list[str]:
 
 
 def aligned(samples: Samples, *aspects: str, **options: Any) -> dict[str, np.ndarray]:
-    options = {"dtype": "float32", "batch_tokens": 1024, **options}
+    options = {"dtype": "float32", "batch_tokens": 1024, "calibration": False, **options}
     return Alignment(model="minilm-l6", aspects=aspects, **options).score(samples)
 
 

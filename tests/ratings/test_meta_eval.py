@@ -133,7 +133,7 @@ def test_the_published_kinds_are_the_scorers_own(
         for i in range(9)
     ]  # fmt: skip
     Path("chat.json").write_text(json.dumps(dialogs))
-    model = tiny_causal("llama")
+    model = "minilm-l6"
     main(["meta-eval", "ctc", "chat.json", "--model", model, "--output=chat_found.json"])
     columns = {"histories": "dialog_history", "contexts": "fact"}
     samples = {name: [row[key] for row in dialogs] for name, key in columns.items()}

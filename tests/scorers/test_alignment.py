@@ -8,6 +8,7 @@ import pytest
 from failed_rows import failures_of
 
 from ctrlreward.models.aligner import TokenAlignment
+from ctrlreward.models.neutral_texts import neutral_texts
 from ctrlreward.samples import Samples, as_samples
 from ctrlreward.scorers.alignment import ASPECTS, Alignment
 from ctrlreward.scorers.records import explain_some
@@ -48,6 +49,30 @@ def test_stop_words_count_in_no_dialog_aspect_and_in_all_others(scorer: Alignmen
     every = with_model_of(scorer, "groundedness", stop_words=[])
     values = [t.value for t in every.explain(samples)[0]["groundedness"].tokens]
     assert every.score(samples)["groundedness"] == pytest.approx([sum(values)])
+
+
+def test_groundedness_counts_what_cosines_have_above_chance(scorer: Alignment) -> None:
+    """Chance is the mean over tokens of neutral texts, compared with all other neutral texts."""
+    samples = dialog("two dogs bark at the moon", "hi")
+    raw = with_model_of(scorer, "groundedness", calibration=False, stop_words=[])
+    texts, align = neutral_texts(), raw.loaded_model.align
+    best = [
+        np.max([next(iter(align([(text, other)]))).values for other in texts if other != text], 0)
+        for text in texts
+    ]
+    chance = np.mean(np.concatenate(best))
+    assert 0.2 < chance < 0.5
+    cosines = [
+        [token.value for token in row["groundedness"].tokens] for row in raw.explain(samples)
+    ]
+    expected = [sum(max(0.0, cosine - chance) for cosine in row) for row in cosines]
+    calibrated = with_model_of(scorer, "groundedness", stop_words=[]).score(samples)
+    np.testing.assert_allclose(calibrated["groundedness"], expected, atol=1e-5)
+    assert raw.score(samples)["groundedness"] == pytest.approx([sum(row) for row in cosines])
+    same = ("engagingness", "consistency")
+    samples = samples.replace(sources=samples.contexts)
+    both = (with_model_of(scorer, *same, calibration=on).score(samples) for on in (True, False))
+    np.testing.assert_equal(*map(dict, both))
 
 
 def test_aggregate_makes_every_aspect_a_sum_or_a_mean(scorer: Alignment) -> None:
@@ -126,7 +151,7 @@ def test_explain_gives_what_the_scores_are_made_of(scorer: Alignment) -> None:
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        ("embedding", [(-1, 1), (-1, 1), (0, 1), (-np.inf, np.inf)]),
+        ("embedding", [(-1, 1), (-1, 1), (0, 1), (0, np.inf)]),
         ("discriminative", [(0, 1), (0, 1), (0, 1), (0, np.inf)]),
         ("regression", [(-np.inf, np.inf)] * 2 + [(0, np.inf), (-np.inf, np.inf)]),
     ],

@@ -209,7 +209,7 @@ def main(arguments: Sequence[str]) -> None:
         references = [[*each][: given.references] for each in file.samples.references or ()]
         file = replace(file, samples=file.samples.replace(references=references))
         suffix = f".*, {len(references[0])} reference"
-    scorer = Alignment(models, aspects, given.method, given.stop_words)
+    scorer = Alignment(models, aspects, given.method, given.stop_words, calibration=False)
     components = name_components([scorer], None)
     scores = score_parts(components, file.samples)
     dialog = "engagingness" in aspects

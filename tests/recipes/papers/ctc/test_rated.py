@@ -110,7 +110,7 @@ def test_every_rating_and_sum_beside_mean(encoder: str, capsys: pytest.CaptureFi
         contexts=column(DIALOGS, "fact"),
     )
     aspects = ("engagingness", "groundedness")
-    options: dict[str, Any] = {"stop_words": "words.txt"}
+    options: dict[str, Any] = {"stop_words": "words.txt", "calibration": False}
     scores = dict(Alignment(encoder, aspects, **options).score(samples))
     explained = Alignment(encoder, aspects, **options).explain(samples)
     for name in aspects:
