@@ -1,0 +1,309 @@
+"""Variants of scores on rated files, and how sure their differences are: studies of our defaults.
+
+    python -m ctrlreward.recipes.papers.defaults [groundedness] [engagingness] …
+
+A table for each study and file: Spearman's ρ of every variant with the ratings, and its difference
+to the paper's definition, with a 95 % interval (paired bootstrap over clusters of rows). Files that
+we make have 1 for a text as it was and 0 for one that we corrupted.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from scipy.stats import rankdata
+
+from ctrlreward.functional.alignment import content_tokens
+from ctrlreward.functional.bootstrap import Floats, bootstrap, cluster_numbers
+from ctrlreward.functional.calibration import context_gain
+from ctrlreward.functional.ctrleval import weighted_mean
+from ctrlreward.models.neutral_texts import neutral_texts
+from ctrlreward.models.sentences import find_splitter
+from ctrlreward.models.stop_words import read_stop_words
+from ctrlreward.models.tasks import Continuation, Patterns
+from ctrlreward.ratings.rated_files import read_rated
+from ctrlreward.ratings.report import cell, print_table
+from ctrlreward.recipes.data_sets import local_file
+from ctrlreward.recipes.papers.reproduction.prefixes import SENTIMENT_PREFIXES
+from ctrlreward.recipes.papers.reproduction.released import read_outputs
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.alignment import Alignment, AspectName
+from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.ctrleval import CTRLEval, consistency_blanks, neutral_blank
+
+# Variant → scores, shape (n,); the paper's definition is the first.
+Variants: TypeAlias = Mapping[str, Scores]
+
+
+class Judged(NamedTuple):
+    """n samples with a rating each, and the cluster of related rows."""
+
+    samples: Samples
+    ratings: Floats
+    clusters: Sequence[Hashable]
+
+
+def rated(file: str, rating: str) -> Judged:
+    """Return a published file with one of its ratings."""
+    found = read_rated(local_file(file))
+    return Judged(found.samples, found.ratings[rating], found.clusters or range(len(found.rows)))
+
+
+def compare(judged: Judged, variants: Variants, seed: int = 0) -> list[list[str]]:
+    """Return for each variant its ρ, and its difference to the first with the interval."""
+    names, ranks = list(variants), rankdata(judged.ratings)
+
+    def differences(draws: Floats) -> dict[str, Floats]:
+        found = np.array([[weighted_rho(variants[n], ranks, w) for n in names] for w in draws])
+        return {name: found[:, i] - found[:, 0] for i, name in enumerate(names)}
+
+    estimates = bootstrap(differences, cluster_numbers(judged.clusters), 0.95, 1000, seed)
+    whole = np.ones(len(ranks))
+    rho = {name: weighted_rho(values, ranks, whole) for name, values in variants.items()}
+    return [
+        [name, cell(rho[name]), *([cell(*estimates[name])] if i else [""])]
+        for i, name in enumerate(names)
+    ]
+
+
+def weighted_rho(scores: Scores, ratings: Floats, weights: Floats) -> float:
+    """Return Spearman's ρ of rows that are drawn `weights` times."""
+    times = weights.astype(np.int64)
+    x, y = (rankdata(np.repeat(side, times)) for side in (scores, ratings))
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+# Alignment by embeddings
+
+
+class Cosines(NamedTuple):
+    """Best cosine of each token of a text with the other text, (tokens,), and content words."""
+
+    values: Floats
+    content: Floats
+
+
+def cosines(samples: Samples, aspect: AspectName, layer: int | None = None) -> list[Cosines]:
+    """Return the tokens of each text under MiniLM, as the paper's E compares them."""
+    stop_words = read_stop_words(None)
+    scorer = Alignment(aspects=[aspect], calibration=False, layer=layer)
+    rows = []
+    for explained in scorer.explain(samples):
+        text, tokens = explained[aspect].text, explained[aspect].tokens
+        values = np.array([token.value for token in tokens])
+        counts = content_tokens(text, [(t.start, t.end) for t in tokens], stop_words)
+        rows.append(Cosines(values, values[counts] if counts.any() else values))
+    return rows
+
+
+def folded(rows: Sequence[Cosines], fold: Callable[[Cosines], float]) -> Scores:
+    """Return one value of each text."""
+    return np.array([fold(row) for row in rows])
+
+
+def dialog_variants(samples: Samples, aspect: AspectName) -> Variants:
+    """Sums over content words: of cosines, of what they have above a level, of their squares."""
+    rows = cosines(samples, aspect)
+    chance = Alignment().loaded_model.chance  # type: ignore[union-attr]
+    above = {
+        f"above {name}": folded(rows, lambda r, b=level: (r.content - b).clip(0).sum())
+        for name, level in (("chance", chance), ("0.2", 0.2), ("0.5", 0.5))
+    }
+    return {
+        "sum": folded(rows, lambda r: r.content.sum()),
+        **above,
+        "squares": folded(rows, lambda r: (r.content.clip(0) ** 2).sum()),
+        "mean": folded(rows, lambda r: r.content.mean()),
+        "number of words": folded(rows, lambda r: len(r.content)),
+    }
+
+
+# Faithfulness
+
+
+def source_gain(samples: Samples) -> dict[str, Scores]:
+    """Mean log-probability of a text after its source, and its gain over a neutral text, in nats.
+
+    Under SmolLM2-135M. The gain is that of `CTRLEval`: half of the neutral likelihood comes off.
+    """
+    model: Any = CTRLEval().loaded_model
+    contexts = [samples.require("sources", "the gain")]
+    contexts += [[neutral] * len(samples) for neutral in neutral_texts()[:2]]
+    after = []
+    for column in contexts:
+        rows = zip(column, samples.texts, strict=True)
+        tasks = [Continuation((f"{context}\n\n",), (((), (text,)),)) for context, text in rows]
+        after.append(np.array([answer.means[0] for answer in model.answer(tasks)]))
+    own, *neutral = after
+    return {"likelihood": own, "half gain": context_gain(own, np.stack(neutral, axis=1)),
+            "gain": own - np.mean(neutral, axis=0)}  # fmt: skip
+
+
+def faithfulness_variants(samples: Samples) -> Variants:
+    """Means of cosines over all tokens, content words, the worst words; likelihoods."""
+    last, fifth = (cosines(samples, "consistency", layer) for layer in (None, 5))
+    worst = {
+        f"worst three words{name}": folded(rows, lambda r: np.sort(r.content)[:3].mean())
+        for name, rows in (("", last), (", layer 5", fifth))
+    }
+    return {
+        "mean": folded(last, lambda r: r.values.mean()),
+        "mean, layer 5": folded(fifth, lambda r: r.values.mean()),
+        "content words": folded(last, lambda r: r.content.mean()),
+        **worst,
+        **source_gain(samples),
+    }
+
+
+def corrupted(seed: int = 0, limit: int = 150) -> Judged:
+    """First sentences of WikiText's paragraphs with the rest as the source, half of them corrupted.
+
+    A name, a number or a word becomes one of another paragraph, a verb is negated, or the whole
+    sentence is another paragraph's, in turn.
+    """
+    draw, split = random.Random(seed), find_splitter(None)
+    pairs = []
+    for line in local_file("wikitext2/test.txt").read_text("utf-8").splitlines():
+        text = re.sub(r" @(\S)@ ", r"\1", re.sub(r" ([,.;:!?)])", r"\1", line.strip()))
+        first, *rest = split(text.replace(" 's", "'s")) or [""]
+        if len(rest) > 2 and "<unk>" not in first and 8 <= len(first.split()) <= 40:
+            pairs.append((first, " ".join(rest)))
+    pairs = pairs[:limit]
+    kinds = (
+        r"(?<=[a-z,] )[A-Z][a-z]{3,}",
+        r"\b\d+\b",
+        r"\b[a-z]{6,}\b",
+        r"\b(?:was|is|were|are)\b",
+    )
+    pools = [[w for first, _ in pairs for w in re.findall(kind, first)] for kind in kinds]
+    texts, sources, ratings = [], [], []
+    for i, (first, rest) in enumerate(pairs):
+        wrong = pairs[i - 1][0]
+        kind = i % (len(kinds) + 1)
+        found = list(re.finditer(kinds[kind], first)) if kind < len(kinds) else []
+        if found:
+            word = draw.choice(found)
+            other = draw.choice([w for w in pools[kind] if w not in first + rest] or [""])
+            if kind == len(kinds) - 1:
+                other = f"{word[0]} not"
+            wrong = first[: word.start()] + other + first[word.end() :]
+        texts += [first, wrong]
+        sources += [rest, rest]
+        ratings += [1.0, 0.0]
+    return Judged(Samples(texts, sources=sources), np.array(ratings), sources)
+
+
+# Consistency of a continuation with its prefix
+
+
+def continuation_variants(samples: Samples) -> Variants:
+    """CTRLEval's two patterns: how much of each one's neutral likelihood comes off, and weights."""
+    scorer = CTRLEval(aspects=["consistency"])
+    prefixes = samples.require("prefixes", "consistency")
+    blanks = [consistency_blanks(*row) for row in zip(samples.texts, prefixes, strict=True)]
+    tasks = [Patterns(each) for each in blanks]
+    for context in neutral_texts()[:2]:
+        tasks += [Patterns(tuple(neutral_blank(b, context) for b in each)) for each in blanks]
+    model: Any = scorer.loaded_model
+    answers = model.answer(tasks)
+    means = np.array([answer.means for answer in answers]).reshape(3, len(samples), 2)
+    own, neutral = means[0], means[1:].mean(axis=0)  # (n, 2): remainder, prefix
+    weights = np.array(
+        [
+            [scorer.iwf.sentence_weight(ids) for ids in answer.tokens]
+            for answer in answers[: len(own)]
+        ]
+    )
+    shares = {
+        "as published": (0.0, 0.0),
+        "half of the prefix's (the default)": (0.0, 0.5),
+        "all of the prefix's": (0.0, 1.0),
+        "half of both": (0.5, 0.5),
+        "all of both": (1.0, 1.0),
+    }
+    gains = {name: np.minimum(own - share * neutral, 0.0) for name, share in shares.items()}
+    variants = {
+        name: np.array([weighted_mean(*row) for row in zip(gain, weights, strict=True)])
+        for name, gain in gains.items()
+    }
+    half = gains["half of the prefix's (the default)"]
+    return variants | {"default, plain mean": half.mean(axis=1), "default, prefix": half[:, 1]}
+
+
+def swapped(limit: int = 150) -> Judged:
+    """Released texts of PriorCTG with their own prefixes, and with another one's."""
+    outputs = read_outputs(local_file("multicontrol/generate_prior.txt"))
+    groups = outputs.groups or ()
+    rows = [i for i, prefix in enumerate(groups) if prefix in SENTIMENT_PREFIXES]
+    random.Random(0).shuffle(rows)
+    texts, prefixes, ratings = [], [], []
+    for i in rows[:limit]:
+        own = groups[i]
+        others = [prefix for prefix in SENTIMENT_PREFIXES if prefix != own]
+        for prefix, rating in ((own, 1.0), (others[i % len(others)], 0.0)):
+            texts.append(prefix + outputs.texts[i][len(own) :])
+            prefixes.append(prefix)
+            ratings.append(rating)
+    clusters = np.repeat(rows[:limit], 2).tolist()
+    return Judged(Samples(texts, prefixes=prefixes), np.array(ratings), clusters)
+
+
+PERSONA_CHAT = "ctc/persona_chat.json"
+# Study → file or name of made texts → the texts, and the variants.
+STUDIES: Mapping[str, Mapping[str, tuple[Callable[[], Judged], Callable[[Samples], Variants]]]] = {
+    "groundedness": {
+        PERSONA_CHAT: (
+            partial(rated, PERSONA_CHAT, "uses_knowledge"),
+            partial(dialog_variants, aspect="groundedness"),
+        )
+    },
+    "engagingness": {
+        PERSONA_CHAT: (
+            partial(rated, PERSONA_CHAT, "engaging"),
+            partial(dialog_variants, aspect="engagingness"),
+        )
+    },
+    "faithfulness": {
+        "ctc/qags_xsum.json": (
+            partial(rated, "ctc/qags_xsum.json", "consistency"),
+            faithfulness_variants,
+        ),
+        "first sentences of WikiText-2, corrupted": (corrupted, faithfulness_variants),
+    },
+    "consistency": {
+        "ctrleval/data_senti.txt": (
+            partial(rated, "ctrleval/data_senti.txt", "consistency"),
+            continuation_variants,
+        ),
+        "PriorCTG with other prefixes": (swapped, continuation_variants),
+    },
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the chosen studies, all by default."""
+    parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help=", ".join(STUDIES))
+    chosen = parser.parse_args(arguments).studies or [*STUDIES]
+    if unknown := {*chosen} - {*STUDIES}:
+        parser.error(f"studies must be of {', '.join(STUDIES)}, got {', '.join(unknown)}")
+    for study in chosen:
+        for name, (read, variants) in STUDIES[study].items():
+            judged = read()
+            lines = compare(judged, variants(judged.samples))
+            print_table(
+                f"{study}: {name}, {len(judged.ratings)} texts",
+                ["variant", "Spearman ρ", "difference"],
+                lines,
+            )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
