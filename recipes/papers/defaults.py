@@ -162,11 +162,15 @@ def faithfulness_variants(samples: Samples) -> Variants:
     }
 
 
+# A name within a sentence, a number, a word.
+_KINDS = (r"(?<=[a-z,] )[A-Z][a-z]{3,}", r"\b\d+\b", r"\b[a-z]{6,}\b")
+
+
 def corrupted(seed: int = 0, limit: int = 150) -> Judged:
     """First sentences of WikiText's paragraphs with the rest as the source, half of them corrupted.
 
-    A name, a number or a word becomes one of another paragraph, a verb is negated, or the whole
-    sentence is another paragraph's, in turn.
+    A name, a number or a word becomes one of another paragraph; every fifth sentence is another
+    paragraph's.
     """
     draw, split = random.Random(seed), find_splitter(None)
     pairs = []
@@ -176,23 +180,15 @@ def corrupted(seed: int = 0, limit: int = 150) -> Judged:
         if len(rest) > 2 and "<unk>" not in first and 8 <= len(first.split()) <= 40:
             pairs.append((first, " ".join(rest)))
     pairs = pairs[:limit]
-    kinds = (
-        r"(?<=[a-z,] )[A-Z][a-z]{3,}",
-        r"\b\d+\b",
-        r"\b[a-z]{6,}\b",
-        r"\b(?:was|is|were|are)\b",
-    )
-    pools = [[w for first, _ in pairs for w in re.findall(kind, first)] for kind in kinds]
+    words = [re.findall(kind, " ".join(first for first, _ in pairs)) for kind in _KINDS]
     texts, sources, ratings = [], [], []
     for i, (first, rest) in enumerate(pairs):
         wrong = pairs[i - 1][0]
-        kind = i % (len(kinds) + 1)
-        found = list(re.finditer(kinds[kind], first)) if kind < len(kinds) else []
-        if found:
-            word = draw.choice(found)
-            other = draw.choice([w for w in pools[kind] if w not in first + rest] or [""])
-            if kind == len(kinds) - 1:
-                other = f"{word[0]} not"
+        kinds = [kind for kind in (i, i + 1, i + 2) if re.search(_KINDS[kind % 3], first)]
+        if i % 5 and kinds:
+            kind = kinds[0] % 3
+            word = draw.choice(list(re.finditer(_KINDS[kind], first)))
+            other = draw.choice([each for each in words[kind] if each not in first + rest])
             wrong = first[: word.start()] + other + first[word.end() :]
         texts += [first, wrong]
         sources += [rest, rest]
