@@ -20,7 +20,7 @@ class RewardEarlyStoppingMixin(DecidingMixin):
     Decides at the end of a validation that logged a new score, at any validation interval, but does
     not stop before the trainer's `min_epochs` and `min_steps`. Under a distributed strategy the
     values of rank 0 decide. A resumed run decides as an uninterrupted one would; if it had already
-    stopped, it ends at once, unless its new settings (more patience, another `min_delta`) would not
+    stopped, it ends at once, unless its new settings (more patience, another threshold) would not
     have stopped it.
 
     Args:

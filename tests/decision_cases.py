@@ -19,7 +19,8 @@ from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, Snapshot, Stop
 from ctrlreward.selection.decider import Decider
 
 PROMPTS = 3  # of tests/callbacks/conftest.py
-PATIENCE, NAN = "patience_exhausted", "non_finite_metric"
+PATIENCE, THRESHOLD = "patience_exhausted", "stopping_threshold"
+DIVERGENCE, NAN = "divergence_threshold", "non_finite_metric"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Case:
     patience: int = 3
     min_steps: int = 0
     min_delta: int = 0
+    threshold: int | None = None
+    divergence: int | None = None
+    finite: bool = True
     mode: str = "max"
     top_k: int = 1
     constraint: tuple[int | None, int | None] | None = None  # on b
@@ -48,6 +52,9 @@ class Case:
             "patience": self.patience,
             "min_delta": self.min_delta / 8,
             "min_steps": self.min_steps,
+            "stopping_threshold": eighths(self.threshold),
+            "divergence_threshold": eighths(self.divergence),
+            "check_finite": self.finite,
         }
 
     def rules(self) -> dict[str, Any]:
@@ -81,7 +88,7 @@ TABLE = {
     "one NaN is not counted": Case("n1324", 8, PATIENCE, {5}, {5, 6, 7, 8}),
     "more NaN in a row than patience": Case("4nnn", 5, NAN, {1}, {1}),
     "two NaN, patience of one": Case("4nn5", 3, NAN, {1}, {1}, patience=1),
-    "NaN is skipped": Case("2n3n1", 5, None, {3}, {3}, steps=5),
+    "NaN is skipped": Case("2n3n1", 5, None, {3}, {3}, finite=False, steps=5),
     "an improvement exceeds min_delta": Case(
         "13457", 5, None, {5}, {5}, min_delta=2, patience=2, steps=5
     ),
@@ -99,7 +106,16 @@ TABLE = {
     "every third, patience of one": Case("88288188", 6, PATIENCE, {3}, {3}, every=3, patience=1),
     # minimum steps
     "not before min_steps": Case("87654321", 6, PATIENCE, {1}, {1}, patience=2, min_steps=6),
+    "a threshold is ignored before min_steps": Case(
+        "26345678", 4, PATIENCE, {2}, {2}, threshold=5, patience=2, min_steps=4
+    ),
     "NaN before min_steps": Case("4n55", 6, PATIENCE, {3}, {3, 4, 5, 6}, min_steps=3),
+    # thresholds
+    "threshold": Case("24567", 4, THRESHOLD, {4}, {4}, threshold=5),
+    "threshold, lower is better": Case("6543", 4, THRESHOLD, {4}, {4}, threshold=4, mode="min"),
+    "divergence": Case(
+        "54321", 4, DIVERGENCE, {1}, {1, 2, 3, 4}, b="12345", divergence=3, patience=8
+    ),
     # top-k and constraints
     "two are kept": Case("13254", 5, None, {4, 5}, {4}, top_k=2, patience=8, steps=5),
     "constraint": Case(

@@ -1,4 +1,4 @@
-"""Early stopping: patience, evidence of a decline."""
+"""Early stopping: patience, evidence of a decline, thresholds."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from ctrlreward.selection.metrics import (
 
 PATIENCE = "patience_exhausted"
 DECLINE = "decline_shown"
+THRESHOLD = "stopping_threshold"
+DIVERGENCE = "divergence_threshold"
 NON_FINITE = "non_finite_metric"
 
 
@@ -76,9 +78,6 @@ class StopDecision(NamedTuple):
 class StopRule:
     """Rule that stops training when a score no longer improves.
 
-    It also stops at infinity, and at more than `patience` NaN in a row, at least two. A NaN (no
-    sample could be scored) is not counted as a score.
-
     Args:
         monitor: Key of the score.
         mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
@@ -88,6 +87,10 @@ class StopRule:
             improvement only if the scores of the prompts show it: the interval of the difference to
             the best score is above 0. Without scores by prompt, "noise" is 0.
         min_steps: Never stop at a smaller step. Scores before it are compared and counted as usual.
+        stopping_threshold: Stop at a score better than this.
+        divergence_threshold: Stop at a score worse than this.
+        check_finite: Stop at infinity, and at more than `patience` NaN in a row, at least two. A
+            NaN (no sample could be scored) is not counted as a score.
         decline: Stop as soon as the scores of the prompts show that this score is worse than the
             best one.
         level: Probability that any interval of the run misses its difference, in (0, 1)
@@ -110,6 +113,9 @@ class StopRule:
     patience: int = 3
     min_delta: float | Literal["noise"] = 0.0
     min_steps: int = 0
+    stopping_threshold: float | None = None
+    divergence_threshold: float | None = None
+    check_finite: bool = True
     decline: bool = False
     level: float = 0.05
 
@@ -169,13 +175,14 @@ class StopRule:
         score, may_stop = now.metrics[self.monitor], now.step >= self.min_steps
         if math.isnan(score):
             state = replace(state, failed=state.failed + 1)
-            too_many = state.failed > max(self.patience, 1)
+            too_many = self.check_finite and state.failed > max(self.patience, 1)
             reason = f"{self.monitor} is nan in the last {counted(state.failed, 'validation')}"
             return state, NON_FINITE if too_many and may_stop else None, reason
         compared = state.compared + 1 if now.evidence else state.compared
         state = replace(state, failed=0, compared=compared)
-        if may_stop and math.isinf(score):
-            return state, NON_FINITE, self._describe(f"is {score}", score, state.best)
+        cause, what = self._beyond_limits(score) if may_stop else (None, "")
+        if cause is not None:
+            return state, cause, self._describe(what, score, state.best)
         failed = state.leader.failures(now, self.monitor) if state.leader else ""
         if self._improves(state, now):
             reason = self._describe(f"improved from {state.best:.4f}", score, score, failed)
@@ -214,6 +221,18 @@ class StopRule:
         if difference is None or not _is_shown(difference, -sign_of(self.mode)):
             return ""
         return f"is worse than at step {leader.step}, {describe(difference)},"
+
+    def _beyond_limits(self, score: float) -> tuple[str | None, str]:
+        """Return cause and reason of an immediate stop, else `(None, "")`."""
+        sign = sign_of(self.mode)
+        stopping, divergence = self.stopping_threshold, self.divergence_threshold
+        if self.check_finite and not math.isfinite(score):
+            return NON_FINITE, f"is {score}"
+        if stopping is not None and sign * score > sign * stopping:
+            return THRESHOLD, f"reached {stopping}"
+        if divergence is not None and sign * score < sign * divergence:
+            return DIVERGENCE, f"passed {divergence}"
+        return None, ""
 
     def _describe(self, what: str, score: float, best: float, failed: str = "") -> str:
         return f"{self.monitor} {what} (now {score:.4f}, best {best:.4f}{failed})"

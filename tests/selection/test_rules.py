@@ -33,11 +33,15 @@ quarters = st.sampled_from(QUARTERS)
 values = st.sampled_from([*QUARTERS, math.nan, math.inf])
 rows = st.lists(st.fixed_dictionaries({"x": values, "y": values, "z": values}), max_size=12)
 modes = st.sampled_from(["max", "min"])
+limits = st.one_of(st.none(), quarters)
 stopping = st.fixed_dictionaries(
     {
         "mode": modes,
         "patience": st.integers(1, 4),
         "min_delta": st.integers(0, 4).map(lambda n: n / 4),
+        "check_finite": st.booleans(),
+        "stopping_threshold": limits,
+        "divergence_threshold": limits,
     }
 )
 stop_rules = st.builds(
