@@ -112,13 +112,15 @@ def dialog_variants(samples: Samples, aspect: AspectName) -> Variants:
     """Sums over content words: of cosines, of what they have above a level, of their squares."""
     rows = cosines(samples, aspect)
     chance = Alignment().loaded_model.chance  # type: ignore[union-attr]
-    above = {
-        f"above {name}": folded(rows, lambda r, b=level: (r.content - b).clip(0).sum())
-        for name, level in (("chance", chance), ("0.2", 0.2), ("0.5", 0.5))
-    }
+
+    def above(level: float) -> Scores:
+        return folded(rows, lambda r: (r.content - level).clip(0).sum())
+
     return {
         "sum": folded(rows, lambda r: r.content.sum()),
-        **above,
+        "above chance": above(chance),
+        "above 0.2": above(0.2),
+        "above 0.5": above(0.5),
         "squares": folded(rows, lambda r: (r.content.clip(0) ** 2).sum()),
         "mean": folded(rows, lambda r: r.content.mean()),
         "number of words": folded(rows, lambda r: len(r.content)),
@@ -134,30 +136,29 @@ def source_gain(samples: Samples) -> dict[str, Scores]:
     Under SmolLM2-135M. The gain is that of `CTRLEval`: half of the neutral likelihood comes off.
     """
     model: Any = CTRLEval().loaded_model
-    contexts = [samples.require("sources", "the gain")]
-    contexts += [[neutral] * len(samples) for neutral in neutral_texts()[:2]]
     after = []
-    for column in contexts:
+    for column in (samples.sources or (), *([text] * len(samples) for text in neutral_texts()[:2])):
         rows = zip(column, samples.texts, strict=True)
         tasks = [Continuation((f"{context}\n\n",), (((), (text,)),)) for context, text in rows]
         after.append(np.array([answer.means[0] for answer in model.answer(tasks)]))
     own, *neutral = after
-    return {"likelihood": own, "half gain": context_gain(own, np.stack(neutral, axis=1)),
-            "gain": own - np.mean(neutral, axis=0)}  # fmt: skip
+    half = context_gain(own, np.stack(neutral, axis=1))
+    return {"likelihood": own, "half gain": half, "gain": own - np.mean(neutral, axis=0)}
 
 
 def faithfulness_variants(samples: Samples) -> Variants:
     """Means of cosines over all tokens, content words, the worst words; likelihoods."""
     last, fifth = (cosines(samples, "consistency", layer) for layer in (None, 5))
-    worst = {
-        f"worst three words{name}": folded(rows, lambda r: np.sort(r.content)[:3].mean())
-        for name, rows in (("", last), (", layer 5", fifth))
-    }
+
+    def worst(rows: Sequence[Cosines]) -> Scores:
+        return folded(rows, lambda r: np.sort(r.content)[:3].mean())
+
     return {
         "mean": folded(last, lambda r: r.values.mean()),
         "mean, layer 5": folded(fifth, lambda r: r.values.mean()),
         "content words": folded(last, lambda r: r.content.mean()),
-        **worst,
+        "worst three words": worst(last),
+        "worst three words, layer 5": worst(fifth),
         **source_gain(samples),
     }
 
@@ -176,9 +177,9 @@ def corrupted(seed: int = 0, limit: int = 150) -> Judged:
     pairs = []
     for line in local_file("wikitext2/test.txt").read_text("utf-8").splitlines():
         text = re.sub(r" @(\S)@ ", r"\1", re.sub(r" ([,.;:!?)])", r"\1", line.strip()))
-        first, *rest = split(text.replace(" 's", "'s")) or [""]
-        if len(rest) > 2 and "<unk>" not in first and 8 <= len(first.split()) <= 40:
-            pairs.append((first, " ".join(rest)))
+        first, *others = split(text.replace(" 's", "'s")) or [""]
+        if len(others) > 2 and "<unk>" not in first and 8 <= len(first.split()) <= 40:
+            pairs.append((first, " ".join(others)))
     pairs = pairs[:limit]
     words = [re.findall(kind, " ".join(first for first, _ in pairs)) for kind in _KINDS]
     texts, sources, ratings = [], [], []
