@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from string import ascii_letters
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,11 +62,11 @@ def test_a_reward_overrides_the_samples_and_each_sample_has_its_own() -> None:
         as_samples(["a"], answer_after=END, unfinished="skip")
 
 
-def test_models_groups_and_explanations_read_answers() -> None:
+def test_models_groups_and_explanations_read_answers(tiny_llama: Callable[[str], str]) -> None:
     plain = as_samples(["The soup was cold.", "The soup was hot."], prefixes="The soup")
     thought = plain.completed([f"Or{END} was cold.", f"<think>?{END}was hot."])
     thought = thought.replace(answer_after=END)
-    scorer = CTRLEval(aspects=["coherence"])
+    scorer = CTRLEval(tiny_llama(ascii_letters + " ."), aspects=["coherence"])
     np.testing.assert_allclose(scorer.score(thought)["coherence"], scorer(plain)["coherence"])
     assert scorer.explain(thought) == scorer.explain(plain)
     assert Distinct().corpus(thought) == pytest.approx(Distinct().corpus(plain))

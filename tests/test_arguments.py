@@ -18,10 +18,10 @@ def test_several_names() -> None:
 def test_one_name_and_a_positive_number() -> None:
     assert one_of("aggregate", "sum", KNOWN) == "sum"
     assert (positive("n", 0.5), positive("n", None)) == (0.5, None)
-    with pytest.raises(ValueError, match="aggregate must be one of mean, sum"):
+    with pytest.raises(ValueError, match="aggregate"):
         one_of("aggregate", "maen", KNOWN)
     for number in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match="n must be positive"):
+        with pytest.raises(ValueError, match="n must"):
             positive("n", number)
 
 

@@ -52,7 +52,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             Path(name, f"samples/score/step={step:06d}.jsonl").write_text(lines)
 
 
-DEEP = "[" * 100_000 + "]" * 100_000
+DEEP = "[" * 20_000 + "]" * 20_000
 VALUES = {"deep": DEEP, "digits": "9" * 5000, "nul": "\x00", "half": "\ud800"}
 
 

@@ -1,7 +1,8 @@
 """Reward functions in another process, as TRL's asynchronous trainers use them.
 
 The scores of a function in this process are the reference. Its models have been used before it is
-pickled. A spawned process would get the same bytes, after seconds of imports.
+pickled. The other process was forked before; a spawned one would get the same bytes, after seconds
+of imports.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import inspect
 import pickle
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +58,22 @@ def numbers(result: Any) -> list[float | None]:
     return list(result.values() if isinstance(result, dict) else result)
 
 
-def test_scores_are_the_same_in_another_process(reward: Reward) -> None:
+SCRIPT = """
+import pickle, sys
+from adapters.watched_functions import call
+with open("calls", "rb") as calls, open("results", "wb") as results:
+    for content in pickle.load(calls):
+        pickle.dump(call(*pickle.loads(content)), results)
+"""
+
+
+def test_scores_are_the_same_in_another_process(
+    reward: Reward,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run_script: Callable[..., None],
+) -> None:
+    monkeypatch.chdir(tmp_path)
     calls = [(f, TRL) for f in trl.as_reward_funcs(reward, COLUMNS)]
     calls += [(f, TRL) for f in trl.as_component_funcs(reward, COLUMNS)[0]]
     calls += [(f, TRL) for f in trl.as_async_reward_funcs(reward, COLUMNS)]
@@ -66,9 +82,12 @@ def test_scores_are_the_same_in_another_process(reward: Reward) -> None:
     calls += [(verl.as_async_compute_score(reward, -9.0, COLUMNS, wait=0.01), VERL)]
     assert is_async_callable(pickle.loads(pickle.dumps(calls[3][0])))  # what TRL itself asks
     assert inspect.iscoroutinefunction(pickle.loads(pickle.dumps(calls[-1][0])))
-    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as child:
+    Path("calls").write_bytes(pickle.dumps([pickle.dumps(each) for each in calls]))
+    Path("script.py").write_text(SCRIPT)
+    run_script(Path("script.py"), timeout=120)
+    with open("results", "rb") as results:
         for function, arguments in calls:
-            there = child.submit(call, function, arguments).result()
+            there = pickle.load(results)
             here = numbers(call(function, arguments))
             expected = [None if each is None else pytest.approx(each, rel=1e-6) for each in here]
             assert numbers(there) == expected

