@@ -210,7 +210,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         path = self.folder and self.folder / f"{stage}step={step:06d}.jsonl"
         result = self.score_on_rank_zero(samples, path)
         table, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
-        log_sample_table(trainer, table, samples, result.scores, result.reasons, steps)
+        shown = (samples, result.scores, result.reasons)
+        on_rank_zero(lambda: log_sample_table(trainer, table, *shown, steps))
         log_at_validation(trainer, pl_module, result.metrics)
         self.has_new_scores = True
         if kind == "fit":
