@@ -152,7 +152,6 @@ def held_out_scores(scoring_models: ScoringModels) -> dict[str, Component]:
 def held_out_scorer(
     sentences: Sentences,
     scoring_models: ScoringModels,
-    generations_per_prompt: int = 1,
     others: Mapping[str, Component | Scorer] | None = None,
 ) -> GenerationScorer:
     """Return a callback that scores rewrites of validation sentences during training.
@@ -161,17 +160,13 @@ def held_out_scorer(
     constraints. `Distinct` is over all rewrites of a style.
     """
     prompts = sentences.prompts()
-    return GenerationScorer(
-        {**held_out_scores(scoring_models), **(others or {})},
-        prompts.replace(groups=prompts.labels),
-        generations_per_prompt=generations_per_prompt,
-    )
+    scores = {**held_out_scores(scoring_models), **(others or {})}
+    return GenerationScorer(scores, prompts.replace(groups=prompts.labels))
 
 
 def before_after(
     sentences: Sentences,
     scoring_models: ScoringModels,
-    generations_per_prompt: int = 1,
     judges: Mapping[str, Component | Scorer | AUC] | None = None,
 ) -> BeforeAfter:
     """Return a callback that compares untuned policy, selected policy and copying on test data.
@@ -182,7 +177,6 @@ def before_after(
     return BeforeAfter(
         held_out_scores(scoring_models),
         prompts,
-        generations_per_prompt=generations_per_prompt,
         others={"copying": prompts.replace(texts=prompts.sources)},
         judges=judges,
     )

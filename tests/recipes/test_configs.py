@@ -1,7 +1,8 @@
-"""Every training job of `configs/` for two steps, with tiny models and a few sentences."""
+"""Every training job of `configs/` for two steps, with tiny models; M0 to M7 and their data."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
 from itertools import islice
@@ -13,7 +14,7 @@ import wandb
 
 from ctrlreward import WordVectors
 from ctrlreward.cli import main
-from ctrlreward.command_line.config_files import read_config
+from ctrlreward.command_line.config_files import read_config, read_job, resolved
 from ctrlreward.files import JsonLog
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -104,3 +105,30 @@ def test_a_job_trains(job: list[Path], data: Path, monkeypatch: pytest.MonkeyPat
     roots = [path for path in data.glob("*-smoke-*") if (path / "metrics.jsonl").is_file()]
     assert roots
     assert all(JsonLog(root / "metrics.jsonl").read() for root in roots)
+
+
+# Losses of the paper's table of models, and their weights.
+NAMES = {"para": "paraphrase", "cyc": "cycle", "lang": "language"}
+NAMES |= {"second discriminators": "critic"}
+LAMBDAS = {"paraphrase": 0.2, "cycle": 5.0, "language": 1e-3, "critic": 1.0}
+
+
+def test_each_model_has_the_losses_of_the_papers_table(papers_dir: Path) -> None:
+    facts = (papers_dir / "textual_transfer.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (M\d) \| ([^|]+) \|$", facts, re.MULTILINE)
+    assert len(rows) == 8
+    for model, losses in rows:
+        job: Any = resolved(read_job(TRANSFER / "yelp.yaml"), {"values.model": model.lower()})
+        found = {NAMES[loss.strip()] for loss in losses.split(",") if loss.strip() in NAMES}
+        assert job["model"]["init_args"]["lambdas"] == {name: LAMBDAS[name] for name in found}
+        assert job["trainer"]["default_root_dir"] == f"runs/textual_transfer/{model.lower()}"
+
+
+@pytest.mark.parametrize("name", ["yelp", "official"])
+def test_selection_and_report_never_see_training_sentences(name: str) -> None:
+    base, top = read_job(TRANSFER / "yelp.yaml"), read_job(TRANSFER / f"{name}.yaml")
+    values: Any = resolved({"values": {**base["values"], **top["values"]}})["values"]
+    trained_on = set(values["train"].values())
+    assert trained_on <= set(values["seen"])
+    assert set(values["held_out"]) <= set(values["seen"])
+    assert not trained_on & {*values["dev"].values(), *values["test"].values()}

@@ -37,7 +37,7 @@ from ctrlreward.models.encoder import drop_layers
 from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.pairs import EncodedPair, Span, encode_pairs, pad_pairs
 from ctrlreward.models.sources import TRAINED_NAMES, resolve, trained_folder
-from ctrlreward.models.stop_words import read_stop_words
+from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.models.tokenization import max_tokens
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.ratings.correlations import STATISTICS, correlate
@@ -63,9 +63,7 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
         layers: Number of the encoder's layers to keep, from the first; None keeps all.
         frozen_layers: Number of its first layers, embeddings included, that are not trained.
         target: What R predicts: the share of a's aligned words (`"mean"`), or their number without
-            stop words (`"sum"`), for dialog.
-        stop_words: Words that the sum leaves out: a file with one word per line, or a list; None
-            uses `ENGLISH_STOP_WORDS`.
+            `ENGLISH_STOP_WORDS` (`"sum"`), for dialog.
     """
 
     # Of a subclass: the metric that selects the model, and its mode; all metrics of a validation;
@@ -87,12 +85,11 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
         layers: int | None = None,
         frozen_layers: int = 0,
         target: Literal["mean", "sum"] = "mean",
-        stop_words: str | list[str] | None = None,
     ) -> None:
         super().__init__(str(trained_folder(folder)) if folder in TRAINED_NAMES else folder)
         self.encoder = encoder
         self.learning_rate, self.layers, self.frozen_layers = learning_rate, layers, frozen_layers
-        self.target, self.stop_words = target, read_stop_words(stop_words)
+        self.target = target
 
     def configure_model(self) -> None:
         """Load the encoder once; Lightning calls this before each fit and each validation."""
@@ -221,7 +218,7 @@ class RegressionAlignerTrainer(AlignerTrainer):
         counted = labels != NO_LABEL
         if self.target == "mean":
             return float(labels[counted].sum()) / max(1, int(counted.sum()))
-        content = torch.as_tensor(content_tokens(pair.a, encoded.spans, self.stop_words))
+        content = torch.as_tensor(content_tokens(pair.a, encoded.spans, ENGLISH_STOP_WORDS))
         return float(labels[counted & content].sum())
 
 
@@ -234,18 +231,15 @@ class RatedAgreement(pl.Callback):
     Args:
         files: Rated files, as `ctrlreward meta-eval ctc` reads them; relevance is left out.
         statistic: `"pearson"`, as in the paper, `"spearman"` or `"kendall"`.
-        stop_words: File of words that engagingness and groundedness ignore, one per line.
     """
 
     def __init__(
         self,
         files: Sequence[str],
         statistic: Literal["pearson", "spearman", "kendall"] = "pearson",
-        stop_words: str | None = None,
     ) -> None:
         self.rated = {Path(file).stem: read_rated(Path(file)) for file in files}
         self.statistic = one_of("statistic", statistic, STATISTICS)
-        self.stop_words = stop_words
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Score the files with the current model, on rank 0, and log the correlations."""
@@ -264,7 +258,7 @@ class RatedAgreement(pl.Callback):
                 judged.pop("relevance", None)  # of references, by a separate aligner
                 aspects: Any = [*judged]
                 method: Any = "regression" if regression else "discriminative"
-                scorer = Alignment(folder, aspects, method, self.stop_words)
+                scorer = Alignment(folder, aspects, method)
                 scores = scorer.score(file.samples)
                 for aspect, rating in judged.items():
                     values = correlate(scores[aspect], file.ratings[rating])
