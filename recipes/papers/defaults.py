@@ -31,8 +31,6 @@ from ctrlreward.models.tasks import Continuation, Patterns
 from ctrlreward.ratings.rated_files import read_rated
 from ctrlreward.ratings.report import cell, print_table
 from ctrlreward.recipes.data_sets import local_file
-from ctrlreward.recipes.papers.reproduction.prefixes import SENTIMENT_PREFIXES
-from ctrlreward.recipes.papers.reproduction.released import read_outputs
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.alignment import Alignment, AspectName
 from ctrlreward.scorers.base import Scores
@@ -109,7 +107,7 @@ def folded(rows: Sequence[Cosines], fold: Callable[[Cosines], float]) -> Scores:
 
 
 def dialog_variants(samples: Samples, aspect: AspectName) -> Variants:
-    """Sums over content words: of cosines, of what they have above a level, of their squares."""
+    """Sums over content words: of cosines, and of what they have above a level."""
     rows = cosines(samples, aspect)
     chance = Alignment().loaded_model.chance  # type: ignore[union-attr]
 
@@ -121,7 +119,6 @@ def dialog_variants(samples: Samples, aspect: AspectName) -> Variants:
         "above chance": above(chance),
         "above 0.2": above(0.2),
         "above 0.5": above(0.5),
-        "squares": folded(rows, lambda r: (r.content.clip(0) ** 2).sum()),
         "mean": folded(rows, lambda r: r.content.mean()),
         "number of words": folded(rows, lambda r: len(r.content)),
     }
@@ -167,20 +164,25 @@ def faithfulness_variants(samples: Samples) -> Variants:
 _KINDS = (r"(?<=[a-z,] )[A-Z][a-z]{3,}", r"\b\d+\b", r"\b[a-z]{6,}\b")
 
 
+def paragraphs(limit: int) -> list[tuple[str, list[str]]]:
+    """Return the first sentence of paragraphs of WikiText-2, and the others."""
+    split, found = find_splitter(None), []
+    for line in local_file("wikitext2/test.txt").read_text("utf-8").splitlines():
+        text = re.sub(r" @(\S)@ ", r"\1", re.sub(r" ([,.;:!?)])", r"\1", line.strip()))
+        first, *others = split(text.replace(" 's", "'s")) or [""]
+        if len(others) > 2 and "<unk>" not in first + others[0] and 8 <= len(first.split()) <= 40:
+            found.append((first, others))
+    return found[:limit]
+
+
 def corrupted(seed: int = 0, limit: int = 150) -> Judged:
-    """First sentences of WikiText's paragraphs with the rest as the source, half of them corrupted.
+    """First sentences of paragraphs with the rest as the source, and each once more, corrupted.
 
     A name, a number or a word becomes one of another paragraph; every fifth sentence is another
     paragraph's.
     """
-    draw, split = random.Random(seed), find_splitter(None)
-    pairs = []
-    for line in local_file("wikitext2/test.txt").read_text("utf-8").splitlines():
-        text = re.sub(r" @(\S)@ ", r"\1", re.sub(r" ([,.;:!?)])", r"\1", line.strip()))
-        first, *others = split(text.replace(" 's", "'s")) or [""]
-        if len(others) > 2 and "<unk>" not in first and 8 <= len(first.split()) <= 40:
-            pairs.append((first, " ".join(others)))
-    pairs = pairs[:limit]
+    draw = random.Random(seed)
+    pairs = [(first, " ".join(others)) for first, others in paragraphs(limit)]
     words = [re.findall(kind, " ".join(first for first, _ in pairs)) for kind in _KINDS]
     texts, sources, ratings = [], [], []
     for i, (first, rest) in enumerate(pairs):
@@ -195,9 +197,6 @@ def corrupted(seed: int = 0, limit: int = 150) -> Judged:
         sources += [rest, rest]
         ratings += [1.0, 0.0]
     return Judged(Samples(texts, sources=sources), np.array(ratings), sources)
-
-
-# Consistency of a continuation with its prefix
 
 
 def continuation_variants(samples: Samples) -> Variants:
@@ -231,25 +230,18 @@ def continuation_variants(samples: Samples) -> Variants:
         for name, gain in gains.items()
     }
     half = gains["half of the prefix's (the default)"]
-    return variants | {"default, plain mean": half.mean(axis=1), "default, prefix": half[:, 1]}
+    return variants | {"the default's plain mean": half.mean(axis=1)}
 
 
-def swapped(limit: int = 150) -> Judged:
-    """Released texts of PriorCTG with their own prefixes, and with another one's."""
-    outputs = read_outputs(local_file("multicontrol/generate_prior.txt"))
-    groups = outputs.groups or ()
-    rows = [i for i, prefix in enumerate(groups) if prefix in SENTIMENT_PREFIXES]
-    random.Random(0).shuffle(rows)
+def continued(limit: int = 150) -> Judged:
+    """First sentences of paragraphs with the next sentence, and with another paragraph's next."""
+    pairs = [(first, others[0]) for first, others in paragraphs(limit)]
     texts, prefixes, ratings = [], [], []
-    for i in rows[:limit]:
-        own = groups[i]
-        others = [prefix for prefix in SENTIMENT_PREFIXES if prefix != own]
-        for prefix, rating in ((own, 1.0), (others[i % len(others)], 0.0)):
-            texts.append(prefix + outputs.texts[i][len(own) :])
-            prefixes.append(prefix)
-            ratings.append(rating)
-    clusters = np.repeat(rows[:limit], 2).tolist()
-    return Judged(Samples(texts, prefixes=prefixes), np.array(ratings), clusters)
+    for i, (first, own) in enumerate(pairs):
+        texts += [f"{first} {own}", f"{first} {pairs[i - 1][1]}"]
+        prefixes += [first, first]
+        ratings += [1.0, 0.0]
+    return Judged(Samples(texts, prefixes=prefixes), np.array(ratings), prefixes)
 
 
 PERSONA_CHAT = "ctc/persona_chat.json"
@@ -279,7 +271,7 @@ STUDIES: Mapping[str, Mapping[str, tuple[Callable[[], Judged], Callable[[Samples
             partial(rated, "ctrleval/data_senti.txt", "consistency"),
             continuation_variants,
         ),
-        "PriorCTG with other prefixes": (swapped, continuation_variants),
+        "next sentences of WikiText-2, and others": (continued, continuation_variants),
     },
 }
 

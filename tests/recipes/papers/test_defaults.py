@@ -73,13 +73,10 @@ def test_corrupted_sentences_differ_from_their_own_and_share_the_source(data_dir
     assert sum(change > 8 for change in changes) >= 4  # another sentence
 
 
-def test_swapped_prefixes_are_the_beginnings_of_their_texts(data_dir: Path) -> None:
-    samples, ratings, _ = defaults.swapped(limit=10)
-    assert samples.prefixes is not None
+def test_continuations_share_the_prefix_and_differ_after_it(data_dir: Path) -> None:
+    samples, ratings, clusters = defaults.continued(limit=10)
+    prefixes = samples.prefixes or ()
     assert ratings.tolist() == [1.0, 0.0] * 10
-    for own, other, prefix, text, wrong in zip(
-        samples.prefixes[::2], samples.prefixes[1::2], samples.prefixes[::2],
-        samples.texts[::2], samples.texts[1::2], strict=True,
-    ):  # fmt: skip
-        assert own != other
-        assert text[len(prefix) :] == wrong[len(other) :]
+    assert prefixes[::2] == prefixes[1::2] == tuple(clusters[::2])
+    own, other = tuple(samples.completions[::2]), tuple(samples.completions[1::2])
+    assert own == (*other[1:], other[0])  # each is once right and once wrong
