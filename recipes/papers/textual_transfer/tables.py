@@ -3,7 +3,8 @@
     python -m ctrlreward.recipes.papers.textual_transfer.tables runs/textual_transfer/m0 …/m2
 
 reads the folders of runs, named like their models, prints the tables, and draws the trade-offs of
-style, content and fluency over training. `TransferReport` tests a run at its end.
+style, content and fluency over training. Without runs, it prints the paper's 16 rows with GM by
+eq. 1. `TransferReport` tests a run at its end.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
 from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog, json_line, json_text, read_json, write_whole
+from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.models.words import separate_words
 from ctrlreward.plots import SERIES, curve, finish_panel, mark_steps, new_figure, save_figure
 from ctrlreward.ranks import on_rank_zero
@@ -325,6 +327,16 @@ def report(runs: Sequence[TransferRun], accuracy: float) -> str:
     )
 
 
+def printed_rows() -> str:
+    """Return the paper's rows of Tables 2 and 3, and GM by eq. 1 of their printed figures."""
+    lines = []
+    for corpus, table in (("Yelp", PUBLISHED["table_2"]), ("Literature", PUBLISHED["table_3"])):
+        for model, figures in table.items():
+            row = dict(zip(FIGURES, figures, strict=True))
+            lines.append([corpus, model, *cells(row), f"{adjusted_gm(*figures[:3]):.1f}"])
+    return markdown_table(["corpus", "model", *_HEADINGS, "GM by eq. 1"], lines)
+
+
 def cells(row: Row) -> list[str]:
     """Return the figures as the paper prints them, "" for one that is absent or undefined.
 
@@ -366,12 +378,15 @@ def draw_paths(runs: Sequence[TransferRun], path: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the tables of the runs."""
+    """Print the tables of the runs, or the paper's rows without any."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder, named like m2")
+    parser.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="folder, named like m2")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="also draw Figure 1")
     options = parser.parse_args(arguments)
+    if not options.runs:
+        print(printed_rows())
+        return
     runs = [read_run(folder) for folder in options.runs]
     accuracy = common_accuracy(runs)
     print(report(runs, accuracy))

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -200,6 +201,17 @@ def test_the_tables_have_each_run_beside_the_paper(tmp_path: Path, capsys: Any) 
     trends = [run["trend"] for run in table["runs"]]
     assert [trend["similarity"] for trend in trends] == [pytest.approx(1), pytest.approx(0.8)]
     assert (tmp_path / "paths.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_runs_the_papers_rows_have_gm_by_equation_1(capsys: Any) -> None:
+    tables.main([])
+    _, _, *lines = capsys.readouterr().out.strip().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert len(rows) == 16
+    for *_, acc, sim, pp, printed, computed in rows:
+        parts = (100 * float(acc) - 63, 100 * float(sim) - 71, min(97 - float(pp), float(pp) + 37))
+        assert float(computed) == pytest.approx(np.prod(parts) ** (1 / 3), abs=0.051)
+        assert float(computed) == pytest.approx(float(printed), abs=0.11)
 
 
 def test_the_common_accuracy_is_one_that_all_runs_come_near(tmp_path: Path) -> None:
