@@ -12,12 +12,6 @@ from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequ
 counts = st.lists(st.integers(0, 1000), min_size=1)
 
 
-@given(counts, st.integers(1, 10**9))
-def test_iwf_equals_the_formula_token_by_token(counts: list[int], sentences: int) -> None:
-    expected = [math.log(1 + sentences) / count if count else 0.0 for count in counts]
-    np.testing.assert_allclose(inverse_frequency(counts, sentences), expected, rtol=1e-12)
-
-
 @given(counts, st.integers(1000, 10**9))
 def test_log_iwf_equals_the_formula_token_by_token(counts: list[int], sentences: int) -> None:
     expected = [math.log((1 + sentences) / count) if count else 0.0 for count in counts]
