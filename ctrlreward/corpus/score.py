@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -174,8 +175,11 @@ def score_file(
         write_whole(target, encode_rows(target.suffix, rows, added))
         path.unlink(missing_ok=True)
     _print_summary(components, scored, scores, np.array(systems))
-    if by:
-        print(f"Which is better: ctrlreward compare {output} --by {by}")
+    two = [*dict.fromkeys(systems)]
+    if by and len(two) > 1:
+        command = ["ctrlreward", "compare", str(output), "--by", by]
+        command += ["--systems", *two[:2]] if len(two) > 2 else []
+        print(f"Which is better: {shlex.join(command)}")
 
 
 def _replacements(label_map: Sequence[str] | None) -> dict[str, str]:

@@ -30,7 +30,11 @@ from ctrlreward.serving.remote_reward import check_token
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 * 2**20  # of the body of a request
-_ERRORS = (400, 401, 411, 413, 422, 500, 503)
+_ERRORS = (400, 401, 411, 413, 415, 422, 500, 503)
+_OTHER_HOST = (
+    "a server without a token answers only requests to localhost, 127.0.0.1 or [::1]: set "
+    "CTRLREWARD_TOKEN for server and clients"
+)
 _Sent = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
@@ -132,6 +136,10 @@ def create_app(
     if get_reward is not None:
         app.include_router(get_reward_route(get_reward, reward), dependencies=with_token)
 
+    if token is None:
+        hosts = [f"[{host}]" if ":" in host else host for host in sorted(LOOPBACK)]
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+
     @app.middleware("http")
     async def guard(
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
@@ -150,6 +158,10 @@ def create_app(
                 kind = type(error).__name__
                 log.error("%s while serving %s", kind, request.url.path)
                 response = _error(500, f"the server failed: {kind}")
+        if (
+            response.status_code == 400 and _media_type(response.headers) == "text/plain"
+        ):  # of TrustedHostMiddleware
+            response = _error(400, _OTHER_HOST)
         route = getattr(request.scope.get("route"), "path", "other")
         batcher.metrics.requests.labels(route, str(response.status_code)).inc()
         return response
@@ -161,12 +173,11 @@ def create_app(
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         """Reply to an invalid body without repeating it, since it has texts."""
+        if not _media_type(request.headers).endswith("json"):  # then the body was not parsed
+            return _error(415, "send Content-Type: application/json")
         errors = error.errors()[:100]  # each sample may have the same
         return _error(422, [{key: item[key] for key in ("loc", "msg", "type")} for item in errors])
 
-    if token is None:
-        hosts = [f"[{host}]" if ":" in host else host for host in sorted(LOOPBACK)]
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     return app
 
 
@@ -180,6 +191,10 @@ def served_app(block: Mapping[str, Any], device: str | None = None, **options: A
     if not isinstance(reward, Reward):
         raise ValueError("the file has the reward of another server: serve that server's file")
     return create_app(reward, block=block, **options)
+
+
+def _media_type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 def _error(status: int, detail: Any, headers: Mapping[str, str] | None = None) -> Response:

@@ -115,6 +115,8 @@ def parse_csv(
     With `fill`, a short row has empty cells at its end, as in pandas, and a blank line is an empty
     cell in a file of one column; without, a short row is an error. Other blank lines are skipped.
     """
+    if re.match(r'\s*(\{\s*"|\[\s*[\[{"])', text):
+        raise ValueError(f"{path} has JSON: rename it to .jsonl, with an object in each line")
     csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:

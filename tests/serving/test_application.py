@@ -74,7 +74,20 @@ def test_a_token_is_needed_where_there_is_one(live_server: Start, reward: Reward
 def test_a_web_page_of_another_host_can_not_ask(live_server: Start, reward: Reward) -> None:
     client = live_server(reward).client
     evil = {"Host": "evil.example"}
-    assert client.post("/score", json={"samples": []}, headers=evil).status_code == 400
+    reply = client.post("/score", json={"samples": []}, headers=evil)
+    assert (reply.status_code, "CTRLREWARD_TOKEN" in reply.json()["detail"]) == (400, True)
+
+
+def test_a_body_of_another_type_is_not_read(live_server: Start, reward: Reward) -> None:
+    """As `curl -d` sends it without a header."""
+    client, body = live_server(reward).client, b'{"samples": []}'
+    for kind, status in (
+        ("application/x-www-form-urlencoded", 415),
+        ("text/plain", 415),
+        ("application/json; charset=utf-8", 200),
+    ):
+        reply = client.post("/score", content=body, headers={"Content-Type": kind})
+        assert reply.status_code == status
 
 
 def test_metrics_count_replies_samples_and_failures(live_server: Start, reward: Reward) -> None:

@@ -251,6 +251,39 @@ def test_a_server_that_stays_full_or_ends_is_lost_when_patience_ends(scripted: S
             ask(["soup"], labels="o")
 
 
+def test_a_server_that_is_not_there_at_the_first_use_is_lost_soon(scripted: Scripted) -> None:
+    """Its URL may be wrong; `patience` is for a server that answered."""
+    scripted.server.shutdown()
+    scripted.server.server_close()
+    for options in ({"start": 0.5}, {"patience": 0.5}):
+        with pytest.raises(ServerLost, match=scripted.server.url):
+            RemoteReward(scripted.server.url, **options).load()
+
+
+def test_a_server_that_loads_its_models_is_waited_for(
+    live_server: Callable[..., Any], letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For longer than `start`."""
+    letters.go.clear()
+    monkeypatch.setattr(letters, "load", lambda: letters.go.wait(60))
+    server = live_server(Reward({"letters": letters["letters"]}), wait=False)
+    waits = SimpleNamespace(sleep=lambda seconds: letters.go.set())
+    try:
+        monkeypatch.setattr(tenacity.nap, "time", waits)
+        remote = RemoteReward(server.url, start=1e-6)
+        assert [*remote.components] == ["letters"]
+        remote.release()
+    finally:
+        letters.go.set()
+
+
+def test_a_url_with_the_path_of_a_route_is_named(
+    live_server: Callable[..., Any], reward: Reward
+) -> None:
+    with pytest.raises(ServerError, match=r"404.*without /score"):
+        RemoteReward(live_server(reward).url + "/score").load()
+
+
 @pytest.mark.parametrize(
     ("status", "body", "error", "named"),
     [

@@ -31,6 +31,14 @@ VALUES = (
 LOOSE = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES), min_size=1, max_size=9)
 
 
+@pytest.mark.parametrize(
+    "rows", ['{"text": "a"}\n{"text": "b"}\n', '[{"text": "a"}]', "[\n  {}\n]"]
+)
+def test_json_under_the_name_of_csv_is_named(rows: str) -> None:
+    with pytest.raises(ValueError, match=r"in\.csv .*\.jsonl"):
+        parse_table(rows.encode(), "in.csv")
+
+
 @given(rows=LOOSE, bom=st.booleans(), end=st.sampled_from(["\n", "\r\n", "\r"]))
 def test_json_lines_are_read_as_json_reads_each(
     rows: list[dict[str, Any]], bom: bool, end: str
