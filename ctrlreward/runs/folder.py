@@ -104,13 +104,14 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     ours = any(sample_files(each) for each in places)
     sets = read_texts(path) if path.exists() and not ours else {}
     log = _log_of(path, ours, sets)
-    parts = dict.fromkeys((folder, log.folder), math.inf) | dict(log.parts)
+    parts = dict(log.parts) or {log.folder: math.inf}  # a later part counts more
+    parts = parts if folder in parts else {folder: math.inf, **parts}
     modes: dict[str, Mode] = {f"{theirs}/{FAIL_RATE}": "min" for theirs in sets}
     if not sets:
         files: dict[str, dict[int, Path]] = {}
         for part, end in parts.items():
             for scorer, by_step in sample_files(part).items():
-                kept = {step: file for step, file in by_step.items() if step < end}
+                kept = {step: file for step, file in by_step.items() if step <= end}
                 files.setdefault(scorer, {}).update(kept)
         sets = {
             scorer: {step: read_own_texts(file) for step, file in sorted(by_step.items())}

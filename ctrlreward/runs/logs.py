@@ -37,7 +37,8 @@ class Log(NamedTuple):
         path: Its file; of a resumed run, of its last part.
         rows: Steps in the order of the log; a step may have several rows.
         declared: Further content of `trainer_state.json`.
-        parts: Folder of each part of a resumed run → first step that the next part replaces.
+        parts: Folder of each part of a resumed run → first step of the next part, which may be the
+            step of the checkpoint, and replaces what it has as well.
     """
 
     source: str
@@ -105,7 +106,7 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
     parts: dict[Path, float] = {}
     for log in runs[-1]:
         first = log.rows[0][0]
-        rows = [row for row in rows if row[0] < first] + list(log.rows)
+        rows = [row for row in rows if row[0] <= first] + list(log.rows)
         parts = {each: min(end, first) for each, end in parts.items()} | {log.folder: inf}
     return log._replace(rows=rows, parts=parts)
 

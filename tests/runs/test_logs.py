@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.logs import read_log
 
 RECORDED = Path(__file__).parents[1] / "golden" / "run_logs"
@@ -65,6 +66,30 @@ def test_the_logs_of_a_resumed_run_are_joined(tmp_path: Path) -> None:
     assert curve(folders[1] / "metrics.csv", "a") == logs[1]  # this file alone
     parts = read_log(tmp_path).parts
     assert list(parts.values()) == [30, 50, float("inf")]
+
+
+def test_a_resumed_run_keeps_the_scores_of_its_checkpoint(tmp_path: Path) -> None:
+    """`LearningRateMonitor` logs at the checkpoint's step first: this validation was lost."""
+    for version, rows in enumerate(("10,1,\n20,2,\n30,3,\n", "20,,0.1\n30,4,0.1\n")):
+        folder = tmp_path / f"version_{version}"
+        texts = folder / "samples" / "score"
+        texts.mkdir(parents=True)
+        (folder / "metrics.csv").write_text(f"step,score/a,lr\n{rows}")
+        for step in (20, 30)[version:]:
+            row = {"text": "b", "prefix": "", "scores": {"a": step + version}}
+            (texts / f"step=0000{step}.jsonl").write_text(json.dumps(row) + "\n")
+        rules = {"StopRule": {"monitor": "score/a", "patience": version}}
+        (folder / "decisions.json").write_text(json.dumps({"rules": rules}))
+    assert curve(tmp_path, "score/a") == {10: 1.0, 20: 2.0, 30: 4.0}
+    for given in (tmp_path, tmp_path / "version_1"):
+        run = read_stored_run(given)
+        assert [each.metrics.get("score/a") for each in run.steps] == [1.0, 2.0, 4.0]
+        files = {step: texts.file for step, texts in run.samples["score"].items()}
+        assert {step: file.parts[-4] for step, file in files.items()} == {
+            20: "version_0",
+            30: "version_1",
+        }
+        assert run.rules["StopRule"]["patience"] == 1
 
 
 def test_several_runs_are_named(tmp_path: Path) -> None:
