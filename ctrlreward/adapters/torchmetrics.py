@@ -91,7 +91,7 @@ class _ScoreSums(_ScoreMetric):
         self.add_state("identity", identity, dist_reduce_fx="max")
 
     def update(
-        self, data: SamplesLike | None = None, ids: Sequence[int] | None = None, **columns: Any
+        self, data: SamplesLike | None = None, *, ids: Sequence[int] | None = None, **columns: Any
     ) -> None:
         """Score n samples and add them up; `ids` are for `ScoreOfAll` in the same collection."""
         found = score({"score": self.component}, as_samples(data, **columns)).warned()["score"]
@@ -152,7 +152,7 @@ class ScoreOfAll(_ScoreMetric):
         return torch.uint8
 
     def update(
-        self, data: SamplesLike | None = None, ids: Sequence[int] | None = None, **columns: Any
+        self, data: SamplesLike | None = None, *, ids: Sequence[int] | None = None, **columns: Any
     ) -> None:
         """Keep n samples until `compute`, with the same columns in all updates on all ranks.
 

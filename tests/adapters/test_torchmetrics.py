@@ -113,6 +113,8 @@ def test_what_would_be_counted_wrong_is_an_error(letters, kinds) -> None:
     metric = ScoreOfAll(kinds["kinds"])
     with pytest.raises(ValueError, match="ids"):
         metric.update(Samples(["a", "b"]), ids=[1])
+    with pytest.raises(TypeError):  # update(preds, target) in torchmetrics
+        metric.update(["a", "b"], ["c", "c"])
     metric.update(Samples(["a", "b"]), ids=[1, 2])
     metric.update(Samples(["a"]))
     with pytest.raises(ValueError, match="ids"):
