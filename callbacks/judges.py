@@ -18,7 +18,7 @@ from ctrlreward.functional.shaping import valid_group_means
 from ctrlreward.held_out import FAIL_RATE, mean_scores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores
-from ctrlreward.scorers.components import ComponentLike, as_component
+from ctrlreward.scorers.components import ComponentLike, as_component, check_named
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ def judges_by_name(
     judges: Mapping[str, ComponentLike | AUC], scores: Collection[str]
 ) -> dict[str, Judge]:
     """Return the judges; their names must differ from those in `scores`."""
+    check_named("judges", judges)
     for name in judges:
         if name in scores or name == FAIL_RATE:
             raise ValueError(f"judges has the key {name!r}, which is also the name of a score")

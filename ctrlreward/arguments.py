@@ -67,7 +67,8 @@ def better_direction(
         raise ValueError(f"{argument} must be {declared!r} for {key!r}, got {mode!r}")
     chosen = mode or declared
     if chosen is None:
-        only = f" (they declare {', '.join(names)})" if (names := list(known)) else ""
+        names = list(known)
+        only = f" (they declare {', '.join(names)})" if names else " (it has no GenerationScorer)"
         raise ValueError(
             f"{argument} must be 'max' or 'min' for {key!r}, which no scorer of this trainer "
             f"declares{only}{did_you_mean(key, names)}"

@@ -18,7 +18,7 @@ from ctrlreward.functional.sequential import PromptScores, jackknife_values
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, Unfinished, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
-from ctrlreward.scorers.components import ComponentLike, as_component
+from ctrlreward.scorers.components import ComponentLike, as_component, check_named
 from ctrlreward.scorers.records import write_scored_samples
 
 if TYPE_CHECKING:
@@ -281,6 +281,7 @@ class HeldOutScorer:
 
 def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Component]:
     """Return the `scores` of a callback as components; see `HeldOutScorer` for the errors."""
+    check_named("scores", scores)
     if not scores:
         raise ValueError("scores is empty, must be {'coherence': ctrleval['coherence']} or more")
     for key in scores:

@@ -11,7 +11,14 @@ import pytorch_lightning as pl
 
 import ctrlreward as cr
 from ctrlreward import CTRLEval, Similarity
-from ctrlreward.callbacks import GenerationScorer
+from ctrlreward import huggingface as of_trainer
+from ctrlreward.callbacks import (
+    BeforeAfter,
+    GenerationScorer,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+)
 
 TEXTS = ["good soup", "cold broth"]
 
@@ -66,6 +73,33 @@ def test_a_missing_column_is_found_before_a_model_is_loaded(tmp_path: Any) -> No
         if columns & set(scorer.required_columns()):  # prefixes are those of the prompts
             with pytest.raises(ValueError, match=message):
                 callback.setup(trainer, Completing(), "validate")
+
+
+DISTINCT = cr.Distinct()["distinct_2"]
+MISTAKES: dict[str, Callable[[], object]] = {
+    "RewardEarlyStopping .*'strict'": lambda: RewardEarlyStopping("score/a", strict=True),
+    "RewardCheckpoint .*save_weights": lambda: RewardCheckpoint("a", save_weights_only=True),
+    "'save_top_k'": lambda: RewardCheckpoint("score/a", top_k=2),
+    "ProxyGuard .*'margin'": lambda: ProxyGuard("score/a", "score/b", margins=0.1),
+    "'top_k'": lambda: of_trainer.RewardCheckpoint("score/a", save_top_k=2),
+    "RewardEarlyStopping .*'patience'": lambda: of_trainer.RewardEarlyStopping("a", patienc=2),
+    "scores .*mapping.*list": lambda: GenerationScorer([DISTINCT], TEXTS),  # type: ignore[arg-type]
+    "scores .*mapping.*Distinct": lambda: GenerationScorer(cr.Distinct(), TEXTS),  # type: ignore[arg-type]
+    "scores .*mapping.*Samples": lambda: GenerationScorer(cr.Samples(TEXTS), {"a": DISTINCT}),  # type: ignore[arg-type, dict-item]
+    "judges .*mapping": lambda: BeforeAfter({"a": DISTINCT}, TEXTS, judges=[DISTINCT]),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_an_error_has_the_names_that_the_user_knows(message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        MISTAKES[message]()
+
+
+def test_a_function_that_returns_no_list_is_shown_what_it_returned() -> None:
+    reward = cr.Reward({"a": lambda texts: None})
+    with pytest.raises(ValueError, match="None"):
+        reward(TEXTS)
 
 
 class Completing(pl.LightningModule):

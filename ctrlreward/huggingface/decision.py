@@ -29,14 +29,22 @@ from ctrlreward.huggingface.run_state import (
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 from ctrlreward.selection.alarm import HeldOutMode
-from ctrlreward.selection.decider import Decider, Decides, Keeps, KeepsFront, given_alone
+from ctrlreward.selection.decider import (
+    Decider,
+    Decides,
+    Keeps,
+    KeepsFront,
+    check_settings,
+    given_alone,
+)
 from ctrlreward.selection.metrics import Bounds, read
 
 log = logging.getLogger(__name__)
 
 
-def rule_of(kind: type, rule: Any, *arguments: Any, **settings: Any) -> Any:
+def rule_of(callback: object, kind: type, rule: Any, *arguments: Any, **settings: Any) -> Any:
     """Return a rule as it was passed, or one of its arguments, of which `rule` is the first."""
+    check_settings(callback, kind, settings)
     if isinstance(rule, kind):
         return given_alone(rule, *arguments, settings)
     return kind(rule, *arguments, **settings)
@@ -217,7 +225,7 @@ class RewardCheckpoint(Keeps, DecisionCallback):
         **settings: Any,
     ) -> None:
         settings |= {"constraints": constraints} if constraints else {}
-        rule = rule_of(BestRule, monitor, mode, **settings)
+        rule = rule_of(self, BestRule, monitor, mode, **settings)
         super().__init__(rule.monitor, rule)
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
@@ -314,7 +322,7 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
         given: Any = metrics
         if not isinstance(metrics, ParetoRule | Mapping | str):  # the rule rejects a string
             given = dict.fromkeys(metrics)
-        rule = rule_of(ParetoRule, given)
+        rule = rule_of(self, ParetoRule, given)
         super().__init__(", ".join(rule.metrics), rule)
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
@@ -342,7 +350,7 @@ class RewardEarlyStopping(DecisionCallback):
         mode: Mode | None = None,
         **settings: Any,
     ) -> None:
-        rule = rule_of(StopRule, monitor, mode, **settings)
+        rule = rule_of(self, StopRule, monitor, mode, **settings)
         super().__init__(rule.monitor, rule)
 
     def act(self, decision: Any, before: Any, args: Arguments, state: State) -> None:
@@ -380,7 +388,7 @@ class ProxyGuard(DecisionCallback):
         name: str = "guard",
         **settings: Any,
     ) -> None:
-        super().__init__(name, rule_of(AlarmRule, proxy, held_out, proxy_mode, **settings))
+        super().__init__(name, rule_of(self, AlarmRule, proxy, held_out, proxy_mode, **settings))
         self.stop, self.name = stop, name
         self._warned = False  # that no alarm is possible
 

@@ -394,7 +394,8 @@ def checked_scores(
         if array.dtype.kind not in "biufO":
             raise TypeError(f"{subject} the type {array.dtype}")
         if values.shape != (n,):
-            raise ValueError(f"{subject} the shape {values.shape}")
+            shape = f"the shape {values.shape}" if values.ndim else shortened(column)
+            raise ValueError(f"{subject} {shape}")
         for i in np.flatnonzero(np.abs(values) > LARGEST).tolist():
             what = "infinite" if math.isinf(values[i]) else "beyond float32"
             failures.add(i, f"{name} is {what}")

@@ -180,6 +180,15 @@ def as_component(name: str, given: object) -> Component:
     return given[scores[0]]
 
 
+def check_named(argument: str, given: object) -> None:
+    """Raise a TypeError unless an argument is a mapping of names to scores."""
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{argument} must be a mapping of names to scores, such as "
+            f"{{'distinct_2': Distinct()['distinct_2']}}, got {kind_of(given)}"
+        )
+
+
 def name_components(
     scorers: Sequence[Scorer], names: Sequence[str] | None, samples: Samples | None = None
 ) -> dict[str, Component]:

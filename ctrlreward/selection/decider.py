@@ -7,6 +7,7 @@ not a new validation; and a value counts as new only if it was logged since the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from inspect import signature
 from typing import Any, TypeVar
 
 from ctrlreward.arguments import did_you_mean
@@ -26,6 +27,19 @@ def check_declared(keys: Iterable[str], declared: Collection[str]) -> None:
         hint = did_you_mean(name, names, f"'{group}/{{}}'".format)
         if key not in declared and hint:
             raise ValueError(f"{key!r} is not a score of this run{hint}")
+
+
+def check_settings(callback: object, kind: type, settings: Iterable[str]) -> None:
+    """Raise a TypeError for an argument that neither a callback nor the rule of a kind has."""
+    parameters = signature(type(callback)).parameters | signature(kind).parameters
+    named = (name for name in parameters if name != "settings")
+    names = [name for name in named if f"save_{name}" not in parameters]
+    for name in settings:
+        if name not in names:
+            raise TypeError(
+                f"{type(callback).__name__} has no argument {name!r}, only {', '.join(names)}"
+                f"{did_you_mean(name, names)}"
+            )
 
 
 def given_alone(rule: Rule, *settings: object) -> Rule:
