@@ -97,11 +97,12 @@ def run(arguments: list[str]) -> None:
     add("--systems", nargs=2, metavar="NAME", help="two systems of the column, if it has more")
     add("--id", help="column that pairs the items (default: the first of "
         f"{', '.join(_ITEMS)} or others that the systems share, else the position)")  # fmt: skip
-    add("--metrics", nargs="+", default=["*"], help="scores to compare, such as 'distinct_*'")
+    add("--metrics", nargs="+", action="extend", help="scores to compare, such as 'distinct_*'")
     add("--reproduction", action="store_true", help="how well two or more runs of one experiment "
         "agree (QRA++): folders of runs, or files with a row per value or system")  # fmt: skip
     add("--output", help="JSON file for all numbers")
     options = parser.parse_args(arguments)
+    options.metrics = options.metrics or ["*"]
     with user_errors():
         if options.reproduction:
             return _reproduction(options)

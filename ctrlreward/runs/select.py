@@ -147,7 +147,7 @@ def add_rule_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--maximise", "--maximize", metavar="KEY", help="logged key of the score to select by")
     add("--minimise", "--minimize", metavar="KEY", help="the same, where lower is better")
-    add("--subject-to", "--subject_to", metavar="BOUND", nargs="+", default=[],
+    add("--subject-to", "--subject_to", metavar="BOUND", nargs="+", action="extend", default=[],
         help="constraints, such as 'score/acc>=0.8' 'score/length<=40'")  # fmt: skip
     add("--guard", metavar="PROXY:HELD_OUT", help="alarm if PROXY improves while HELD_OUT declines;"
         " 'reward:score/acc,score/pp=min' has two held-out keys, the second is better when lower, "

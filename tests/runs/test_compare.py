@@ -164,6 +164,8 @@ def test_one_value_of_a_whole_system_is_not_tested(capsys: pytest.CaptureFixture
     assert pair["difference"] == pytest.approx(-0.3)
     assert pair["p_value"] is None
     assert "better" not in capsys.readouterr().out
+    again = ("--metrics", "distinct*", "--metrics", "quality")
+    assert {"distinct_2", "quality"} <= compared("s.jsonl", "--by", "system", *again).keys()
 
 
 def test_stored_samples_of_two_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 ROWS = [(10, 0.2, 0.5), (20, 0.4, 0.75), (30, 0.6, 0.625), (40, 0.9, 0.25), (50, 0.5, 0.125)]
 MAXIMISE = ("--maximise", "reward")
+AGAIN = "--subject_to"
 CONSTRAINED = (*MAXIMISE, "--subject_to", "acc>=0.5")
 
 
@@ -62,8 +63,9 @@ def test_a_checkpoint_that_is_not_on_disk_is_not_selected(folder: Path, select: 
     assert (found["step"], found["checkpoint"]) == (40, None)
 
 
-def test_nothing_meets_the_constraints(folder: Path, select: Any) -> None:
-    status, out, _ = select(folder, *MAXIMISE, "--subject_to", "acc>=0.9", "reward<=1")
+@pytest.mark.parametrize("bounds", [("acc>=0.9", "reward<=1"), ("acc>=0.9", AGAIN, "reward<=1")])
+def test_nothing_meets_the_constraints(folder: Path, select: Any, bounds: tuple[str, ...]) -> None:
+    status, out, _ = select(folder, *MAXIMISE, AGAIN, *bounds)
     assert status == 1
     assert "no checkpoint: no candidate among 5 validations" in out
     assert "acc: met at 0 of 5 validations" in out
