@@ -673,8 +673,10 @@ def as_samples(data: SamplesLike | None = None, **columns: Any) -> Samples:
     known = COLUMN_OF | dict.fromkeys(OUTPUT_NAMES, "outputs")
     added = {known.get(name, name): column for name, column in columns.items()}
     if unknown := [name for name in added if name not in (*JSON_KEYS, "outputs")]:
+        of_trl = "completions" in columns or "completion_ids" in columns
         raise TypeError(
             f"{unknown[0]} is not a column of Samples, must be one of {', '.join(JSON_KEYS)}"
+            f"{'. Under TRL, use ctrlreward.adapters.trl.as_reward_funcs' * of_trl}"
         )
     if len(added) < len(columns):
         raise TypeError(f"one column has two names in {', '.join(columns)}")

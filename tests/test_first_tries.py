@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import ctrlreward as cr
 from ctrlreward import CTRLEval, Similarity
 from ctrlreward import huggingface as of_trainer
+from ctrlreward.adapters.trl import as_reward_funcs
 from ctrlreward.callbacks import (
     BeforeAfter,
     GenerationScorer,
@@ -75,6 +76,10 @@ def test_a_missing_column_is_found_before_a_model_is_loaded(tmp_path: Any) -> No
                 callback.setup(trainer, Completing(), "validate")
 
 
+async def awaited(completions: list[str]) -> list[float]:
+    return [1.0] * len(completions)
+
+
 DISTINCT = cr.Distinct()["distinct_2"]
 MISTAKES: dict[str, Callable[[], object]] = {
     "RewardEarlyStopping .*'strict'": lambda: RewardEarlyStopping("score/a", strict=True),
@@ -86,6 +91,11 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "scores .*mapping.*list": lambda: GenerationScorer([DISTINCT], TEXTS),  # type: ignore[arg-type]
     "scores .*mapping.*Distinct": lambda: GenerationScorer(cr.Distinct(), TEXTS),  # type: ignore[arg-type]
     "scores .*mapping.*Samples": lambda: GenerationScorer(cr.Samples(TEXTS), {"a": DISTINCT}),  # type: ignore[arg-type, dict-item]
+    "as_reward_funcs": lambda: cr.Reward({"a": DISTINCT})(  # a Reward in `reward_funcs` of TRL
+        prompts=["a"], completions=["b"], completion_ids=[[1]]
+    ),
+    "columns .*labels": lambda: as_reward_funcs(cr.Reward({"a": DISTINCT}), ["labels"]),  # type: ignore[arg-type]
+    "coroutine": lambda: cr.Reward({"a": awaited}),  # type: ignore[dict-item]
     "judges .*mapping": lambda: BeforeAfter({"a": DISTINCT}, TEXTS, judges=[DISTINCT]),  # type: ignore[arg-type]
 }
 
@@ -100,6 +110,11 @@ def test_a_function_that_returns_no_list_is_shown_what_it_returned() -> None:
     reward = cr.Reward({"a": lambda texts: None})
     with pytest.raises(ValueError, match="None"):
         reward(TEXTS)
+
+
+def test_columns_the_wrong_way_round_are_shown_the_right_way() -> None:
+    with pytest.raises(ValueError, match=r"\{'labels': 'tone'\}"):
+        as_reward_funcs(cr.Reward({"a": DISTINCT}), {"tone": "labels"})
 
 
 class Completing(pl.LightningModule):

@@ -19,12 +19,17 @@ def check_columns(
 ) -> dict[str, str]:
     """Return the mapping from columns of `Samples` to the trainer's column names.
 
-    Raises a ValueError if it has an unknown column, or lacks one that the reward needs. What else a
-    function reads, `Samples.extra`, is known when it is called.
+    Raises a ValueError if it has an unknown column, or lacks one that the reward needs, and a
+    TypeError if it is no mapping. What else a function reads, `Samples.extra`, is known when it is
+    called.
     """
     known = [name for name, column in COLUMN_OF.items() if column not in _FILLED_IN]
     mapping: dict[str, str] = {}
+    if not isinstance(columns, Mapping | None):
+        raise TypeError(f"columns must be {{'labels': 'a column of yours'}}, got {columns!r:.80}")
     for name, source in (columns or {}).items():
+        if name not in known and source in known:
+            raise ValueError(f"columns must be {{{source!r}: {name!r}}}, the other way round")
         column = COLUMN_OF[one_of("a column", name, known)]
         if column in mapping:
             raise ValueError(f"columns maps {column!r} twice")

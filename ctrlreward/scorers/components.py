@@ -68,7 +68,9 @@ class FunctionScorer(Scorer):
     def __post_init__(self) -> None:
         is_plain = callable(self.function) and not isinstance(self.function, type)
         if not is_plain or iscoroutinefunction(self.function):
-            raise TypeError(f"function must be a plain function, got {shortened(self.function)}")
+            kind = "coroutine function, " if iscoroutinefunction(self.function) else ""
+            given = f"{kind}{shortened(self.function)}"
+            raise TypeError(f"function must be a plain function, got {given}")
         match self.range:
             case [low, high] if low < high:
                 pass

@@ -117,6 +117,12 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "built with another trainer": lambda make: evaluate(make(), scorer_of(make())),
     "name 'score'": lambda make: train(trainer := make(), scorer_of(trainer), scorer_of(trainer)),
     "eval_loss": lambda make: train(make(), *(RewardEarlyStopping("eval_loss") for _ in range(2))),
+    "ProxyGuard first": lambda make: train(
+        trainer := make(**SAVING),
+        scorer_of(trainer),
+        RewardCheckpoint("score/a", constraints={"guard/alarm": (None, 0)}),
+        ProxyGuard("loss", "score/a"),
+    ),
     "Lightning": lambda make: train(make(), OfLightning("score/a")),
 }
 
