@@ -134,6 +134,8 @@ def parse_csv(
     except csv.Error as error:
         raise ValueError(f"{path}:{reader.line_num} is not valid CSV: {error}") from None
     for line, cells in rows:
+        if cells == header and len(header) > 1:
+            raise ValueError(f"{path}:{line} is the header again: join files without their headers")
         if len(cells) > len(header) or (len(cells) < len(header) and not fill):
             more = len(cells) > len(header)
             advice = "quote cells that contain commas" if more else "add the missing cells"
