@@ -128,12 +128,8 @@ class Evaluated(NamedTuple):
     weights: Scores  # (evaluators,), 0 or more; they need not sum to 1
 
 
-# Patterns whose neutral likelihood is taken off. The neutral likelihood of a remainder is its
-# fluency, which people rate as well (docs/ctrleval.md).
-_GAINED: Mapping[str, slice] = {
-    "coherence": slice(None),
-    "consistency": slice(1, None),  # the prefix given the remainder
-}
+# Aspects whose patterns gain over a neutral context (docs/ctrleval.md).
+_GAINED = ("coherence", "consistency")
 _RELEVANCE = "CTRLEval attribute_relevance"
 _CONTEXTS = 2  # each costs a pass over all targets; a mean depends less on one of them
 
@@ -275,10 +271,9 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                 elif prefix.strip() and text[len(prefix) :].strip():
                     task = Patterns(consistency_blanks(text, prefix))
                 tasks.append(task)
-                if aspect in _GAINED:
-                    gained = task.blanks[_GAINED[aspect]]
-                    for context in self._contexts:
-                        tasks.append(Patterns(tuple(neutral_blank(b, context) for b in gained)))
+                for context in self._contexts if aspect in _GAINED else ():
+                    neutral = (neutral_blank(blank, context) for blank in task.blanks)
+                    tasks.append(Patterns(tuple(neutral)))
         return tasks
 
     def fold(
@@ -304,11 +299,11 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         left = iter(answers)
         for i in range(len(samples)):
             for aspect in aspects:
-                answer, gained, label = next(left), _GAINED.get(aspect), None
+                answer, label = next(left), None
                 scores, weighting = answer.means, self._weighting(aspect)
-                if gained and self._contexts:
+                if aspect in _GAINED and self._contexts:
                     neutral = np.stack([next(left).means for _ in self._contexts], axis=1)
-                    scores[gained] = context_gain(scores[gained], neutral)
+                    scores = context_gain(scores, neutral)
                 weights = np.ones(len(scores))
                 if aspect == "attribute_relevance":
                     label = targets[i]

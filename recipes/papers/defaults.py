@@ -219,9 +219,9 @@ def continuation_variants(samples: Samples) -> Variants:
     )
     shares = {
         "as published": (0.0, 0.0),
-        "half of the prefix's (the default)": (0.0, 0.5),
+        "half of the prefix's": (0.0, 0.5),
         "all of the prefix's": (0.0, 1.0),
-        "half of both": (0.5, 0.5),
+        "half of both (the default)": (0.5, 0.5),
         "all of both": (1.0, 1.0),
     }
     gains = {name: np.minimum(own - share * neutral, 0.0) for name, share in shares.items()}
@@ -229,7 +229,7 @@ def continuation_variants(samples: Samples) -> Variants:
         name: np.array([weighted_mean(*row) for row in zip(gain, weights, strict=True)])
         for name, gain in gains.items()
     }
-    half = gains["half of the prefix's (the default)"]
+    half = gains["half of both (the default)"]
     return variants | {"the default's plain mean": half.mean(axis=1)}
 
 

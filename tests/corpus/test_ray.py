@@ -154,6 +154,7 @@ def test_rewards_are_those_of_this_process(url: str) -> None:
     assert reply.json()["extra_logs"]["letters"] == [1.0]
 
 
+@pytest.mark.soak
 def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_wrong(url: str) -> None:
     def ask(client: int) -> None:
         """Send texts of this client one after another: letters found, and who counted them."""

@@ -115,7 +115,7 @@ def mean_log_prob(scorer: CTRLEval, left: str, right: str, target: str) -> float
     return float(found.log_probs.mean())
 
 
-def test_half_of_the_neutral_likelihood_of_a_sentence_or_a_prefix_is_taken_off(causal: str) -> None:
+def test_half_of_the_neutral_likelihood_of_each_target_is_taken_off(causal: str) -> None:
     references = ["It is late.", "They said so.", "A third text is not read."]
     scorer = CTRLEval(causal, TASK, weights="mean", calibration=references)
     scores = scorer.score(PAIRS)
@@ -128,20 +128,18 @@ def test_half_of_the_neutral_likelihood_of_a_sentence_or_a_prefix_is_taken_off(c
     patterns = {  # of each text: its context, and on which side a neutral text replaces it
         ("coherence", 0): [("", paid, food, "right"), (food, "", paid, "left")],
         ("consistency", 0): [
-            ("The", "", "food was good. We paid little.", None),  # keeps all of its likelihood
+            ("The", "", "food was good. We paid little.", "left"),
             ("", "food was good. We paid little.", "The", "right"),
         ],
-        ("consistency", 1): [("My dog", "", "sleeps.", None), ("", "sleeps.", "My dog", "right")],
+        ("consistency", 1): [("My dog", "", "sleeps.", "left"), ("", "sleeps.", "My dog", "right")],
     }
     for (aspect, i), rows in patterns.items():
         expected = []
         for left, right, target, side in rows:
-            expected.append(mean_log_prob(scorer, left, right, target))
-            if side is not None:
-                neutral = [
-                    mean_log_prob(scorer, *(("", text) if side == "right" else (text, "")), target)
-                    for text in references[:2]
-                ]
-                expected[-1] -= np.mean(neutral) / 2
+            neutral = [
+                mean_log_prob(scorer, *(("", text) if side == "right" else (text, "")), target)
+                for text in references[:2]
+            ]
+            expected.append(mean_log_prob(scorer, left, right, target) - np.mean(neutral) / 2)
         assert scores[aspect][i] == pytest.approx(np.mean(np.minimum(expected, 0)), abs=1e-5)
     assert scores["coherence"][1] == pytest.approx(alone / 2, abs=1e-5)  # has no context to gain by

@@ -47,7 +47,7 @@ def test_the_defaults_of_consistency_are_among_the_variants() -> None:
     variants = defaults.continuation_variants(samples)
     for name, calibration in (
         ("as published", False),
-        ("half of the prefix's (the default)", None),
+        ("half of both (the default)", None),
     ):
         scorer = CTRLEval(aspects="consistency", calibration=calibration)
         np.testing.assert_allclose(variants[name], scorer.score(samples)["consistency"], atol=1e-4)
