@@ -19,7 +19,7 @@ from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of,
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.selection import StopRule
-from ctrlreward.selection.decider import Decides
+from ctrlreward.selection.decider import Decides, check_order
 from ctrlreward.selection.metrics import NotLogged, Snapshot
 from ctrlreward.selection.replay import DECISIONS
 
@@ -83,6 +83,7 @@ class DecidingMixin(Decides, CallbackMixin):
         self.needs_validation(trainer, stage)
         bounds = {key: spec.bounds for key, spec in scored_specs(trainer).items()}
         try:
+            check_order(self, self.rule.keys, callbacks_of(trainer, DecidingMixin))
             self.decider.begin(partial(resolve_mode, trainer), bounds)
         except ValueError as error:
             self.refuse(str(error))

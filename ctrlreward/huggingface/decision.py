@@ -34,6 +34,7 @@ from ctrlreward.selection.decider import (
     Decides,
     Keeps,
     KeepsFront,
+    check_order,
     check_settings,
     given_alone,
 )
@@ -103,14 +104,8 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
         A run that had stopped makes one more step.
         """
         self._begun = True
-        rules = list(Run.of(state).rules.values())
-        for guard in rules[rules.index(self) :]:
-            logged = f"{guard.name}/alarm" if isinstance(guard, ProxyGuard) else ""
-            if logged in (key.removeprefix(PREFIX) for key in self.rule.keys):
-                raise ValueError(
-                    f"{type(self).__name__} reads {logged!r} before the ProxyGuard logs it: add "
-                    "the ProxyGuard first"
-                )
+        keys = (key.removeprefix(PREFIX) for key in self.rule.keys)
+        check_order(self, keys, Run.of(state).rules.values())
         try:
             self.decider.begin(partial(resolve_mode, state), self._declared(state))
         except ValueError as error:

@@ -11,6 +11,7 @@ from inspect import signature
 from typing import Any, TypeVar
 
 from ctrlreward.arguments import did_you_mean
+from ctrlreward.selection.alarm import AlarmRule
 from ctrlreward.selection.metrics import ModeOf, Snapshot, Validation
 
 Rule = TypeVar("Rule")
@@ -40,6 +41,18 @@ def check_settings(callback: object, kind: type, settings: Iterable[str]) -> Non
                 f"{type(callback).__name__} has no argument {name!r}, only {', '.join(names)}"
                 f"{did_you_mean(name, names)}"
             )
+
+
+def check_order(callback: Any, keys: Iterable[str], callbacks: Iterable[Any]) -> None:
+    """Raise a ValueError if a callback reads keys of a guard that is after it in `callbacks`."""
+    read, listed = [*keys], [*callbacks]
+    for guard in listed[listed.index(callback) :]:
+        for part in ("alarm", "p_value") if isinstance(guard.rule, AlarmRule) else ():
+            if (key := f"{guard.name}/{part}") in read:
+                raise ValueError(
+                    f"{type(callback).__name__} reads {key!r} before it is logged: add the "
+                    f"{type(guard).__name__} first"
+                )
 
 
 def given_alone(rule: Rule, *settings: object) -> Rule:

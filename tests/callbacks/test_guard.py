@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 from decision_cases import ByPrompt
-from lightning_choice import MisconfigurationException, ProxyGuard, RewardCheckpoint, pl
+from lightning_choice import (
+    MisconfigurationException,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+    pl,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:ProxyGuard")
 
@@ -41,6 +47,14 @@ def test_alarms_in_a_hacking_run_and_stops_it(mode: str, fit, counter, scorer) -
     sides = 1 if mode == "max" else 2
     assert first > 0.05
     assert second == pytest.approx(sides * 2.0**-12 * (2 * math.pi) ** 2 / 6)
+
+
+def test_a_rule_that_reads_a_guard_is_listed_after_it(fit, counter, scorer) -> None:
+    module = counter()
+    stop, guard = RewardEarlyStopping("guard/p_value", "min"), ProxyGuard("score/b", "score/a")
+    with pytest.raises(MisconfigurationException, match=r"guard/p_value.*ProxyGuard first"):
+        fit(module, [scorer, stop, guard])
+    assert module.trainer.global_step == 0
 
 
 def test_a_constraint_excludes_checkpoints_under_alarm(fit, counter, scorer, tmp_path) -> None:
