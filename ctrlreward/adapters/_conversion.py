@@ -97,8 +97,10 @@ def completions_of(
 ) -> list[str]:
     """Return the text after the prompt in each query, up to its first end token.
 
-    Raises a ValueError if a query does not start with its prompt.
+    Raises a ValueError if a query does not start with its prompt, or has none.
     """
+    if len(queries) != len(prompts):
+        raise ValueError(f"{len(queries)} queries need as many prompts, got {len(prompts)}")
     completions = []
     for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
         if not query.startswith(prompt):
