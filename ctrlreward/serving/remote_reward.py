@@ -231,7 +231,7 @@ class RemoteReward(AnyReward):
                 f"{self.url}{path} did not answer in {self.timeout:g} s: set a longer timeout"
             ) from error
         except httpx2.RequestError as error:
-            message = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}".rstrip(".")
             raise _Transient(message, answered=False) from error
         try:
             value = json.loads(response.content)
