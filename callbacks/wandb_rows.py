@@ -82,6 +82,7 @@ def log_late(trainer: Trainer, values: Mapping[str, float], steps: Mapping[str, 
             add_to_next_row(cast(WandbLogger, logger), {**values, **steps})
         else:
             logger.log_metrics(dict(values), step=trainer.global_step)
+            logger.save()  # before a checkpoint has what is in the row
 
 
 def define_curves(trainer: Trainer, summaries: Mapping[str, str | None], step_key: str) -> None:

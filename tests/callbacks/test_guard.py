@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import math
 import warnings
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from decision_cases import ByPrompt
 from lightning_choice import (
+    CSVLogger,
     MisconfigurationException,
     ProxyGuard,
     RewardCheckpoint,
@@ -47,6 +49,24 @@ def test_alarms_in_a_hacking_run_and_stops_it(mode: str, fit, counter, scorer) -
     sides = 1 if mode == "max" else 2
     assert first > 0.05
     assert second == pytest.approx(sides * 2.0**-12 * (2 * math.pi) ** 2 / 6)
+
+
+def test_the_row_is_on_disk_before_a_checkpoint_has_the_decision(
+    fit, counter, scorer, tmp_path: Path
+) -> None:
+    """A run that was killed after its checkpoint, and resumed, had no row of this validation."""
+
+    class Read(pl.Callback):
+        on_disk: tuple[float, ...] = ()
+
+        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            text = Path(trainer.log_dir, "metrics.csv").read_text()
+            rows = csv.DictReader(text.splitlines())
+            self.on_disk += (sum(bool(row.get("guard/p_value")) for row in rows),)
+
+    read, logger = Read(), CSVLogger(tmp_path, flush_logs_every_n_steps=100)
+    fit(counter(), [scorer, ProxyGuard("score/b", "score/a"), read], logger=logger)
+    assert read.on_disk == tuple(range(1, 9))
 
 
 def test_a_rule_that_reads_a_guard_is_listed_after_it(fit, counter, scorer) -> None:
