@@ -78,6 +78,7 @@ CASES: dict[str, Build] = {
     "Perplexity mamba": lambda f, o: Perplexity(f["mamba"], **o),
     "Judge": lambda f, o: Judge(f["llama"], RUBRIC, **o),
     "BARTScore": lambda f, o: BARTScore(f["bart"], ["faithfulness", "f_score"], **o),
+    "BARTScore llama": lambda f, o: BARTScore(f["llama"], ["faithfulness", "f_score"], **o),
     # Cosines of random weights are all at chance.
     "Alignment embedding": lambda f, o: Alignment(f["encoder"], DIALOG, calibration=False, **o),
     "Alignment discriminative": lambda f, o: Alignment(f["aligner"], DIALOG, "discriminative", **o),

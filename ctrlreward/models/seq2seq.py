@@ -25,7 +25,7 @@ from ctrlreward.models.output_layer import (
     token_log_probs,
 )
 from ctrlreward.models.sharing import shared_model
-from ctrlreward.models.tasks import Infiller, Patterns, TokenScores
+from ctrlreward.models.tasks import Patterns, TokenScores
 from ctrlreward.models.tokenization import (
     NOTHING,
     Integers,
@@ -42,7 +42,7 @@ from ctrlreward.models.tokenization import (
 
 def load_infiller(
     model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
-) -> Infiller:
+) -> Seq2SeqInfiller | CausalLM:
     """Load an infiller, shared by all calls with equal arguments: masked, or prompted."""
     if load_config(model).is_encoder_decoder:
         return shared_model(Seq2SeqInfiller, model, device, dtype, batch_tokens)

@@ -1,4 +1,4 @@
-"""BARTScore (Yuan et al., NeurIPS 2021) under a frozen encoder-decoder."""
+"""BARTScore (Yuan et al., NeurIPS 2021) under a frozen language model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import numpy as np
 
 from ctrlreward.arguments import some_of
 from ctrlreward.failures import Failures
+from ctrlreward.functional.calibration import context_gain
 from ctrlreward.models.batching import in_windows
-from ctrlreward.models.loading import load_config
-from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs
-from ctrlreward.models.sharing import shared_model
+from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.neutral_texts import neutral_texts
+from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs, load_infiller
+from ctrlreward.models.tasks import Continuation
 from ctrlreward.samples import Samples, empty_items
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
@@ -34,8 +36,24 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class BARTScore(ModelScorer[Seq2SeqInfiller]):
-    """Mean token log-probability of one text given another under an encoder-decoder.
+def gains(model: CausalLM, sources: Sequence[str], targets: Sequence[str]) -> Scores:
+    """Return how much likelier each target is after its source than after two neutral texts.
+
+    Half of the neutral likelihood is subtracted (`context_gain`). In nats, shape (n,), 0 or less.
+    """
+    columns = [sources, *([text] * len(targets) for text in neutral_texts()[:2])]
+    tasks = [
+        Continuation((f"{context}\n\n",), (((), (target,)),))
+        for column in columns
+        for context, target in zip(column, targets, strict=True)
+    ]
+    means = np.array([answer.means[0] for answer in model.answer(tasks)])
+    own, *neutral = means.reshape(len(columns), len(targets))
+    return context_gain(own, np.stack(neutral, axis=1))
+
+
+class BARTScore(ModelScorer[Seq2SeqInfiller | CausalLM]):
+    """Mean token log-probability of one text given another under a language model.
 
     BARTScore(x → y) = Σ_t log p(y_t | y_<t, x) / |y| (Yuan et al., NeurIPS 2021,
     https://arxiv.org/abs/2106.11520); the tokens that the tokenizer adds to y count.
@@ -44,11 +62,14 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
     - `precision`, `recall`: of the text given the reference, and the reverse. Need `references`.
     - `f_score`: mean of precision and recall. Needs `references`.
 
-    All are 0 or less; higher is better. Values of different models can't be compared.
+    All are 0 or less; higher is better. Values of different models can't be compared. A
+    decoder-only model reads the first text, an empty line and the second. Half of the second text's
+    likelihood after neutral texts is subtracted, as it depends on its own words alone.
 
     Args:
-        model: Local folder or Hugging Face id of an encoder-decoder: BART, PEGASUS, T5 and related
-            families. Published scores use BART fine-tuned on CNN/DailyMail.
+        model: Local folder, Hugging Face id or short name: an encoder-decoder (BART, PEGASUS, T5
+            and related families) or a decoder-only model, such as `"smollm2-135m"`. Published
+            scores use BART fine-tuned on CNN/DailyMail.
         aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         **options: See `ModelOptions`.
 
@@ -80,11 +101,9 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
             if name in aspects
         }
 
-    def build_model(self, name: str) -> Seq2SeqInfiller:
-        """Load the encoder-decoder, or share it with other scorers."""
-        if not load_config(name).is_encoder_decoder:
-            raise ValueError(f"model = {name!r} has no encoder, must be an encoder-decoder")
-        return shared_model(Seq2SeqInfiller, name, self.device, self.dtype, self.batch_tokens)
+    def build_model(self, name: str) -> Seq2SeqInfiller | CausalLM:
+        """Load the model, or share it with other scorers."""
+        return load_infiller(name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples, names: Collection[str] = ()) -> Scored:
         """Return the chosen scores; NaN for an empty source or reference."""
@@ -105,12 +124,14 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         scores = np.full(len(samples), np.nan)
 
         def means(rows: Sequence[int]) -> list[float]:
+            pairs = [sources[i] for i in rows], [targets[i] for i in rows]
             with self.locked_model() as model:
-                results = conditional_log_probs(
-                    model, [sources[i] for i in rows], [targets[i] for i in rows]
-                )
-            found: list[float] = mean_log_probs(results)[0].tolist()
-            return found
+                if isinstance(model, CausalLM):
+                    found = gains(model, *pairs)
+                else:
+                    found, _ = mean_log_probs(conditional_log_probs(model, *pairs))
+            values: list[float] = found.tolist()
+            return values
 
         scores[kept] = in_windows(kept, [len(sources[i]) + len(targets[i]) for i in kept], means)
         return scores, Failures(failures)

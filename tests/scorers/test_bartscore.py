@@ -5,9 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ctrlreward import CTRLEval, Samples
+from ctrlreward.models.neutral_texts import neutral_texts
+from ctrlreward.models.tokenization import start_token
 from ctrlreward.samples import MissingColumn
 from ctrlreward.scorers.bartscore import AspectName, BARTScore
 
@@ -65,9 +67,7 @@ def test_equals_the_loss_of_one_plain_pass_per_pair(
     )
 
 
-def test_columns_are_those_of_the_wanted_scores(
-    tiny_bart: str, tiny_llama: Callable[[str], str]
-) -> None:
+def test_columns_are_those_of_the_wanted_scores(tiny_bart: str) -> None:
     scorer = BARTScore(tiny_bart, ASPECTS)
     assert scorer.loaded_model is CTRLEval(tiny_bart).loaded_model  # type: ignore[comparison-overlap]
     assert set(scorer.required_columns()) == {"sources", "references"}
@@ -77,8 +77,37 @@ def test_columns_are_those_of_the_wanted_scores(
     assert list(some) == ["faithfulness"]
     with pytest.raises(MissingColumn, match="references"):
         scorer["recall"](TEXTS, sources=SOURCES)
-    with pytest.raises(ValueError, match="model"):
-        BARTScore(tiny_llama(" abc.")).score(["a"], sources="b")
+
+
+def test_a_decoder_scores_what_a_text_gains_by_the_other(
+    tiny_causal: Callable[..., str],
+) -> None:
+    """transformers alone: after the other text, less half of after two neutral texts."""
+    folder = tiny_causal("llama")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    start = start_token(tokenizer)
+
+    def after(context: str, target: str) -> float:
+        before = tokenizer(f"{context}\n\n", add_special_tokens=False).input_ids
+        ids = tokenizer(target, add_special_tokens=False).input_ids
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*start, *before, *ids]])).logits[0]
+        predicted = logits[-len(ids) - 1 : -1].log_softmax(-1)
+        return float(predicted[range(len(ids)), ids].mean())
+
+    def gain(context: str, target: str) -> float:
+        neutral = [after(text, target) for text in neutral_texts()[:2]]
+        return min(0.0, after(context, target) - np.mean(neutral) / 2)
+
+    scores = BARTScore(folder, ASPECTS).score(SAMPLES)
+    pairs = {"faithfulness": (SOURCES, TEXTS), "recall": (TEXTS, REFERENCES)}
+    for name, (read, scored) in pairs.items():
+        expected = [gain(*pair) for pair in zip(read, scored, strict=True)]
+        assert np.ptp(expected) > 1e-4
+        np.testing.assert_allclose(scores[name], expected, atol=2e-5)
+    failed = BARTScore(folder).score(["a", "b"], sources=["", "c"])["faithfulness"]
+    assert np.isnan(failed).tolist() == [True, False]
 
 
 def test_what_the_model_cannot_read_is_cut_and_named(
