@@ -163,7 +163,10 @@ def score_file(
     with hold(lock, output, "Wait for it, or use another output.", temporary=True):
         if target.exists() and not path.exists():
             _require_complete(target, rows, list(components))
-            print(f"{output} is already complete. Delete it to score {input} again.")
+            print(
+                f"{output} is already complete, by the settings of the run that wrote it. Delete it to "
+                f"score {input} again."
+            )
             return
         if "outputs" in read:
             print(_joined_line(read, samples))
