@@ -164,8 +164,8 @@ def score_file(
         if target.exists() and not path.exists():
             _require_complete(target, rows, list(components))
             print(
-                f"{output} is already complete, by the settings of the run that wrote it. Delete it to "
-                f"score {input} again."
+                f"{output} is already complete, by the settings of the run that wrote it. "
+                f"Delete it to score {input} again."
             )
             return
         if "outputs" in read:
