@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from inspect import signature
+from itertools import dropwhile
 from typing import Any, TypeVar
 
 from ctrlreward.arguments import did_you_mean
@@ -45,8 +46,8 @@ def check_settings(callback: object, kind: type, settings: Iterable[str]) -> Non
 
 def check_order(callback: Any, keys: Iterable[str], callbacks: Iterable[Any]) -> None:
     """Raise a ValueError if a callback reads keys of a guard that is after it in `callbacks`."""
-    read, listed = [*keys], [*callbacks]
-    for guard in listed[listed.index(callback) :]:
+    read = [*keys]
+    for guard in dropwhile(lambda other: other is not callback, callbacks):
         for part in ("alarm", "p_value") if isinstance(guard.rule, AlarmRule) else ():
             if (key := f"{guard.name}/{part}") in read:
                 raise ValueError(

@@ -50,25 +50,20 @@ class ServerError(RuntimeError):
 
 
 class _Transient(Exception):
-    """An attempt that may be repeated, after the seconds that the server asks for, if any.
+    """An attempt that may be repeated, after the seconds that the server asks for, if any."""
 
-    `answered` is whether a server answered.
-    """
-
-    def __init__(self, reason: str, wait: float = 0.0, answered: bool = True) -> None:
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.wait = wait
-        self.answered = answered
 
 
 class RemoteReward(AnyReward):
     """The reward that a server computes (`ctrlreward serve`); usable like a `Reward`.
 
-    It connects at the first use, or by `load`. If no server answers then, the URL may be wrong, so
-    it waits for `start` seconds only. Copies in other processes expect the reward that the
+    It connects at the first use, or by `load`. Copies in other processes expect the reward that the
     original was connected to. A request is repeated, with growing pauses, while the server can't be
-    reached, is loading or is full (503). A component, `remote["relevance"]`, asks for the whole
-    reward.
+    reached, is loading or is full (503), and a warning says so at once. A component,
+    `remote["relevance"]`, asks for the whole reward.
 
     Args:
         url: Address of the server: `"http://127.0.0.1:8700"`.
@@ -76,9 +71,7 @@ class RemoteReward(AnyReward):
         expect: Reward that the server must have: the YAML file that it serves, or the
             `fingerprint_id` of `GET /ready`. None accepts any.
         timeout: Seconds to wait for one reply.
-        patience: Seconds to repeat a request, also while the server loads its models.
-        start: Seconds to wait at the first use for a server that can't be reached, at most
-            `patience`.
+        patience: Seconds to repeat a request, and to wait for a server that starts later.
 
     Raises:
         ValueError: The URL is not one of HTTP, or a number is not positive.
@@ -98,13 +91,11 @@ class RemoteReward(AnyReward):
         expect: str | PathLike[str] | None = None,
         timeout: float = 600.0,
         patience: float = 120.0,
-        start: float = 30.0,
     ) -> None:
         self.url = check_address(url, "http://127.0.0.1:8700", "url")
         self.token = token
         self.timeout = positive("timeout", timeout)
         self.patience = positive("patience", patience)
-        self.start = positive("start", start)
         # Entries of the description that the server must have.
         self._expected = {} if expect is None else {"fingerprint_id": _fingerprint(str(expect))}
         self._description: dict[str, Any] | None = None
@@ -192,24 +183,16 @@ class RemoteReward(AnyReward):
         """Return the value of a reply; repeat while it is transient, until patience ends."""
         backoff = tenacity.wait_exponential(multiplier=0.1, max=10)
 
-        def longest(error: Any) -> float:
-            unknown = self._description is None and not error.answered
-            return min(self.start, self.patience) if unknown else self.patience
-
         def pause(state: tenacity.RetryCallState) -> float:
             error: Any = state.outcome.exception() if state.outcome else None
             if state.attempt_number == 1:
-                log.warning("waiting up to %g s for %s: %s", longest(error), self.url, error)
+                log.warning("waiting up to %g s for %s: %s", self.patience, self.url, error)
             return error.wait or backoff(state)
-
-        def ends(state: tenacity.RetryCallState) -> bool:
-            error = state.outcome.exception() if state.outcome else None
-            return tenacity.stop_before_delay(longest(error))(state)
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Transient),
             wait=pause,
-            stop=ends,
+            stop=tenacity.stop_before_delay(self.patience),
             reraise=True,
         )
         try:
@@ -232,7 +215,7 @@ class RemoteReward(AnyReward):
             ) from error
         except httpx2.RequestError as error:
             message = f"{type(error).__name__}: {error}".rstrip(".")
-            raise _Transient(message, answered=False) from error
+            raise _Transient(message) from error
         try:
             value = json.loads(response.content)
         except (ValueError, RecursionError):

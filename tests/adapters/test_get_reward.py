@@ -43,7 +43,7 @@ LABELLED = GetReward(-9.0, {"labels": "label"})
     ("options", "body", "message"),
     [
         (OPTIONS, {"query": ["ab"], "prompts": ["b"]}, "does not start with"),
-        (OPTIONS, {"query": ["ab"], "prompts": []}, "zip"),
+        (OPTIONS, {"query": ["ab"], "prompts": []}, "prompts"),
         (LABELLED, {"query": ["a"], "prompts": [""], "labels": []}, "labels"),
         (LABELLED, {"query": ["a"], "prompts": [""], "labels": [None]}, "labels[0]"),
     ],

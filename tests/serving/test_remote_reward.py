@@ -251,26 +251,23 @@ def test_a_server_that_stays_full_or_ends_is_lost_when_patience_ends(scripted: S
             ask(["soup"], labels="o")
 
 
-def test_a_server_that_is_not_there_at_the_first_use_is_lost_soon(scripted: Scripted) -> None:
-    """Its URL may be wrong; `patience` is for a server that answered."""
+def test_a_server_that_is_not_there_is_lost_after_the_patience(scripted: Scripted) -> None:
     scripted.server.shutdown()
     scripted.server.server_close()
-    for options in ({"start": 0.5}, {"patience": 0.5}):
-        with pytest.raises(ServerLost, match=scripted.server.url):
-            RemoteReward(scripted.server.url, **options).load()
+    with pytest.raises(ServerLost, match=scripted.server.url):
+        RemoteReward(scripted.server.url, patience=0.5).load()
 
 
 def test_a_server_that_loads_its_models_is_waited_for(
     live_server: Callable[..., Any], letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For longer than `start`."""
     letters.go.clear()
     monkeypatch.setattr(letters, "load", lambda: letters.go.wait(60))
     server = live_server(Reward({"letters": letters["letters"]}), wait=False)
     waits = SimpleNamespace(sleep=lambda seconds: letters.go.set())
     try:
         monkeypatch.setattr(tenacity.nap, "time", waits)
-        remote = RemoteReward(server.url, start=1e-6)
+        remote = RemoteReward(server.url)
         assert [*remote.components] == ["letters"]
         remote.release()
     finally:
