@@ -215,3 +215,19 @@ def test_a_stop_counts_each_logged_value_of_training_once(
     trainer = resumed(make_trainer, 3, prepare)
     assert trainer.state.global_step == used[-1].state.stopped_step == 5
     assert used[-1].state.best == 0.1
+
+
+def test_an_evaluation_without_the_score_is_not_counted(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    """As of TRL, which logs no component whose samples all failed: here at step 5."""
+    trainer = make_trainer()
+    best, stop = RewardCheckpoint("eval_q", "max"), RewardEarlyStopping("eval_q", "max", patience=3)
+    step = lambda: trainer.state.global_step  # noqa: E731
+    trainer.compute_metrics = lambda _: {"r": 0.0} | ({} if step() == 5 else {"q": Q[step()]})
+    trainer.add_callback(best)
+    trainer.add_callback(stop)
+    trainer.train()
+    assert stop.state.stopped_step == trainer.state.global_step == 7  # 4, 6 and 7 are no better
+    assert best.state.validations == 6
+    assert trainer.state.best_global_step == 3
