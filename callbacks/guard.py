@@ -35,6 +35,7 @@ class ProxyGuardMixin(DecidingMixin):
         held_out: As in `AlarmRule`.
         proxy_mode: As in `AlarmRule`; the module's `Reward` also declares directions, and
             `reward/total` is better when higher.
+        held_out_mode: As in `AlarmRule`.
         stop: Stop training at an alarm. A run resumed from there ends at once, unless
             its new settings would not raise the alarm.
         name: Prefix of the logged keys. Two guards in one trainer need different names.
@@ -56,7 +57,7 @@ class ProxyGuardMixin(DecidingMixin):
         proxy: str | AlarmRule,
         held_out: str | Sequence[str] | Mapping[str, HeldOutMode] = (),
         proxy_mode: Mode | None = None,
-        *,
+        held_out_mode: HeldOutMode | None = None,
         stop: bool = False,
         name: str = "guard",
         **settings: Any,
@@ -64,9 +65,9 @@ class ProxyGuardMixin(DecidingMixin):
         super().__init__()
         check_settings(self, AlarmRule, settings)
         if isinstance(proxy, AlarmRule):
-            rule = given_alone(proxy, held_out, proxy_mode, settings)
+            rule = given_alone(proxy, held_out, proxy_mode, held_out_mode, settings)
         else:
-            rule = AlarmRule(proxy, held_out, proxy_mode, **settings)
+            rule = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, **settings)
         self.decider = Decider(rule)
         self.identity = {"proxy": rule.proxy, "held_out": list(rule.modes), "name": name}
         self.stop = stop

@@ -374,7 +374,7 @@ class ProxyGuard(DecisionCallback):
 
     Args:
         proxy: The `AlarmRule`, or the key of the optimised metric: `"reward"`, as TRL logs it, or a
-            loss. `held_out` is as in `AlarmRule`; `proxy_mode` defaults to "max" for
+            loss. `held_out` and the modes are as in `AlarmRule`; `proxy_mode` defaults to "max" for
             `reward` and `rewards/…`, and to "min" for a loss.
         stop: Stop training at an alarm.
         name: Prefix of the keys. Two guards in one trainer need different names.
@@ -386,12 +386,13 @@ class ProxyGuard(DecisionCallback):
         proxy: str | AlarmRule,
         held_out: str | Sequence[str] | Mapping[str, HeldOutMode] = (),
         proxy_mode: Mode | None = None,
-        *,
+        held_out_mode: HeldOutMode | None = None,
         stop: bool = False,
         name: str = "guard",
         **settings: Any,
     ) -> None:
-        super().__init__(name, rule_of(self, AlarmRule, proxy, held_out, proxy_mode, **settings))
+        modes = proxy_mode, held_out_mode
+        super().__init__(name, rule_of(self, AlarmRule, proxy, held_out, *modes, **settings))
         self.stop, self.name = stop, name
         self._warned = False  # that no alarm is possible
 

@@ -93,6 +93,7 @@ class AlarmRule:
             several, each is tested at its share of the level (Bonferroni).
         proxy_mode: "max" if higher is better, "min" if lower is better. Defaults to the direction
             that a scorer of the trainer declares for the key, else to "max".
+        held_out_mode: The same for held-out metrics without a mode.
         level: Probability of a false alarm in the whole run, in (0, 1).
         reference: Validation to compare with: "first", or "best", the one with the best held-out
             mean so far, which notices a decline after a rise.
@@ -116,6 +117,7 @@ class AlarmRule:
     proxy: str
     held_out: str | Sequence[str] | Mapping[str, HeldOutMode]
     proxy_mode: Mode | None = None
+    held_out_mode: HeldOutMode | None = None
     level: float = LEVEL
     reference: Reference = "first"
     margin: float | Mapping[str, float] | None = None
@@ -125,9 +127,9 @@ class AlarmRule:
         check_direction("proxy_mode", self.proxy_mode or "max")
         if not isinstance(self.held_out, Mapping):
             keys = [self.held_out] if isinstance(self.held_out, str) else self.held_out
-            object.__setattr__(self, "held_out", dict.fromkeys(keys))
+            object.__setattr__(self, "held_out", dict.fromkeys(keys, self.held_out_mode))
         modes = {f"held_out[{key!r}]": mode for key, mode in self.modes.items()}
-        for argument, mode in modes.items():
+        for argument, mode in {"held_out_mode": self.held_out_mode or "max", **modes}.items():
             if mode != "drift":
                 check_direction(argument, mode)
         if not modes:

@@ -120,6 +120,7 @@ def test_drift_is_a_change_in_either_direction() -> None:
     for slope in (-2.0, 2.0):
         rows = declining(3, slope, 10)
         assert alarm(rows, {"y": "drift"})
+        assert alarm(rows, held_out_mode="drift")
     assert not alarm(declining(3, -2.0, 10), {"y": "max"})
 
 
