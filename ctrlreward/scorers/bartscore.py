@@ -36,10 +36,12 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def gains(model: CausalLM, sources: Sequence[str], targets: Sequence[str]) -> Scores:
-    """Return how much likelier each target is after its source than after two neutral texts.
+def after_contexts(
+    model: CausalLM, sources: Sequence[str], targets: Sequence[str]
+) -> tuple[Scores, Scores]:
+    """Return the mean log-probability of each target after its source, and after neutral texts.
 
-    Half of the neutral likelihood is subtracted (`context_gain`). In nats, shape (n,), 0 or less.
+    An empty line separates the two. In nats, of shape (n,) and (n, 2 neutral texts).
     """
     columns = [sources, *([text] * len(targets) for text in neutral_texts()[:2])]
     tasks = [
@@ -49,7 +51,7 @@ def gains(model: CausalLM, sources: Sequence[str], targets: Sequence[str]) -> Sc
     ]
     means = np.array([answer.means[0] for answer in model.answer(tasks)])
     own, *neutral = means.reshape(len(columns), len(targets))
-    return context_gain(own, np.stack(neutral, axis=1))
+    return own, np.stack(neutral, axis=1)
 
 
 class BARTScore(ModelScorer[Seq2SeqInfiller | CausalLM]):
@@ -127,7 +129,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller | CausalLM]):
             pairs = [sources[i] for i in rows], [targets[i] for i in rows]
             with self.locked_model() as model:
                 if isinstance(model, CausalLM):
-                    found = gains(model, *pairs)
+                    found = context_gain(*after_contexts(model, *pairs))
                 else:
                     found, _ = mean_log_probs(conditional_log_probs(model, *pairs))
             values: list[float] = found.tolist()

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.stats import rankdata
 
 from ctrlreward.functional.alignment import content_tokens
 from ctrlreward.functional.bootstrap import Floats, bootstrap, cluster_numbers
@@ -27,12 +26,14 @@ from ctrlreward.functional.ctrleval import weighted_mean
 from ctrlreward.models.neutral_texts import neutral_texts
 from ctrlreward.models.sentences import find_splitter
 from ctrlreward.models.stop_words import read_stop_words
-from ctrlreward.models.tasks import Continuation, Patterns
+from ctrlreward.models.tasks import Patterns
+from ctrlreward.ratings.correlations import correlate
 from ctrlreward.ratings.rated_files import read_rated
 from ctrlreward.ratings.report import cell, print_table
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.alignment import Alignment, AspectName
+from ctrlreward.scorers.bartscore import BARTScore, after_contexts
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.ctrleval import CTRLEval, consistency_blanks, neutral_blank
 
@@ -56,26 +57,24 @@ def rated(file: str, rating: str) -> Judged:
 
 def compare(judged: Judged, variants: Variants, seed: int = 0) -> list[list[str]]:
     """Return for each variant its ρ, and its difference to the first with the interval."""
-    names, ranks = list(variants), rankdata(judged.ratings)
+
+    def rhos(weights: Floats) -> Floats:
+        """Return the ρ of each variant if rows are drawn `weights` times."""
+        times = weights.astype(np.int64)
+        ratings = np.repeat(judged.ratings, times)
+        drawn = (np.repeat(values, times) for values in variants.values())
+        return np.array([correlate(values, ratings)["spearman"] for values in drawn])
 
     def differences(draws: Floats) -> dict[str, Floats]:
-        found = np.array([[weighted_rho(variants[n], ranks, w) for n in names] for w in draws])
-        return {name: found[:, i] - found[:, 0] for i, name in enumerate(names)}
+        found = np.array([rhos(weights) for weights in draws])
+        return {name: found[:, i] - found[:, 0] for i, name in enumerate(variants)}
 
     estimates = bootstrap(differences, cluster_numbers(judged.clusters), 0.95, 1000, seed)
-    whole = np.ones(len(ranks))
-    rho = {name: weighted_rho(values, ranks, whole) for name, values in variants.items()}
+    whole = rhos(np.ones(len(judged.ratings))).tolist()
     return [
-        [name, cell(rho[name]), *([cell(*estimates[name])] if i else [""])]
-        for i, name in enumerate(names)
+        [name, cell(rho), *([cell(*estimates[name])] if i else [""])]
+        for i, (name, rho) in enumerate(zip(variants, whole, strict=True))
     ]
-
-
-def weighted_rho(scores: Scores, ratings: Floats, weights: Floats) -> float:
-    """Return Spearman's ρ of rows that are drawn `weights` times."""
-    times = weights.astype(np.int64)
-    x, y = (rankdata(np.repeat(side, times)) for side in (scores, ratings))
-    return float(np.corrcoef(x, y)[0, 1])
 
 
 # Alignment by embeddings
@@ -128,19 +127,14 @@ def dialog_variants(samples: Samples, aspect: AspectName) -> Variants:
 
 
 def source_gain(samples: Samples) -> dict[str, Scores]:
-    """Mean log-probability of a text after its source, and its gain over a neutral text, in nats.
+    """Mean log-probability of a text after its source, and its gain over neutral texts, in nats.
 
-    Under SmolLM2-135M. The gain is that of `CTRLEval`: half of the neutral likelihood comes off.
+    Under SmolLM2-135M; half of the neutral likelihood comes off in `BARTScore`.
     """
-    model: Any = CTRLEval().loaded_model
-    after = []
-    for column in (samples.sources or (), *([text] * len(samples) for text in neutral_texts()[:2])):
-        rows = zip(column, samples.texts, strict=True)
-        tasks = [Continuation((f"{context}\n\n",), (((), (text,)),)) for context, text in rows]
-        after.append(np.array([answer.means[0] for answer in model.answer(tasks)]))
-    own, *neutral = after
-    half = context_gain(own, np.stack(neutral, axis=1))
-    return {"likelihood": own, "half gain": half, "gain": own - np.mean(neutral, axis=0)}
+    model: Any = BARTScore("smollm2-135m").loaded_model
+    own, neutral = after_contexts(model, samples.sources or (), samples.texts)
+    half = context_gain(own, neutral)
+    return {"likelihood": own, "half gain": half, "gain": own - neutral.mean(axis=1)}
 
 
 def faithfulness_variants(samples: Samples) -> Variants:
