@@ -20,8 +20,8 @@ def check_columns(
     """Return the mapping from columns of `Samples` to the trainer's column names.
 
     Raises a ValueError if it has an unknown column, or lacks one that the reward needs, and a
-    TypeError if it is no mapping. What else a function reads, `Samples.extra`, is known when it is
-    called.
+    TypeError if it is not a mapping. What else a function reads, `Samples.extra`, is known when it
+    is called.
     """
     known = [name for name, column in COLUMN_OF.items() if column not in _FILLED_IN]
     mapping: dict[str, str] = {}

@@ -126,7 +126,7 @@ batches = [dict.fromkeys(("input_ids", "labels"), torch.tensor([[2, 3, 4]]))] * 
 
 
 def tiny_data(patch: pytest.MonkeyPatch, small: Mapping[str, str]) -> None:
-    """Write files of the names of data sets, with sentences of ours, and vectors of their words."""
+    """Write our own sentences, and their word vectors, to files named as in the data sets."""
     nouns = ("soup", "view", "staff", "bread", "room")
     names = [f"{name}.{i}" for name in ("sentiment.test", "reference") for i in (0, 1)]
     for name in ("yelp_shen", "li2018"):

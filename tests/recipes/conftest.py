@@ -1,4 +1,4 @@
-"""What tests of recipes share: one thread, tiny models, and files of two styles with judges."""
+"""Fixtures of the recipes: one thread, tiny models, and files of two styles with judges."""
 
 from __future__ import annotations
 
