@@ -102,9 +102,10 @@ class Decider:
         """Return the decision of the rule; the weights count as decided if it judged anything."""
         rule, state = self.rule, self.state
         fresh = {*now.fresh, *(key for key, step in now.trained.items() if step > self.step)}
-        # Others that are not logged are an error of the rule.
+        # Others that are not logged are an error of the rule. TRL logs no mean of failed samples.
         known = {*now.metrics, *(rule.keys if self._declared is None else self._declared)}
-        stale = {key for key in rule.keys if key not in fresh and key in known}
+        failed = {k for k in rule.keys if now.metrics.get(f"{k.rpartition('/')[0]}/fail_rate") == 1}
+        stale = {key for key in rule.keys if key not in fresh and key in known | failed}
         measured = {
             key: digest
             for key in rule.keys

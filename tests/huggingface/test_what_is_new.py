@@ -231,3 +231,18 @@ def test_an_evaluation_without_the_score_is_not_counted(
     assert stop.state.stopped_step == trainer.state.global_step == 7  # 4, 6 and 7 are no better
     assert best.state.validations == 6
     assert trainer.state.best_global_step == 3
+
+
+def test_the_first_evaluation_may_fail(make_trainer: Callable[..., Trainer]) -> None:
+    """As of TRL: of a component whose samples all failed, only the share of failures is logged."""
+    trainer = make_trainer()
+    best = RewardCheckpoint("eval_reward/q", "max")
+    failed = lambda: trainer.state.global_step == 1  # noqa: E731
+    score = lambda: {"reward/q": Q[trainer.state.global_step]}  # noqa: E731
+    trainer.compute_metrics = lambda _: (
+        {"reward/fail_rate": float(failed())} | ({} if failed() else score())
+    )
+    trainer.add_callback(best)
+    trainer.train()
+    assert best.state.validations == trainer.state.max_steps - 1
+    assert trainer.state.best_global_step == 3
