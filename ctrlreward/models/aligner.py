@@ -134,6 +134,8 @@ def group_shared_texts(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]
 
 # Label of a token that b supports, as the recipe writes it to `id2label`.
 ALIGNED = "aligned"
+# Label of natural language inference for a text that follows from another.
+ENTAILS = "entailment"
 
 
 def unit_logits(
@@ -210,31 +212,39 @@ class RegressionAligner(FrozenModel):
 
     The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a sequence
     classifier with one output, in the unit of its training. It reads a before b, unless
-    `aligner_b_first` in its config.json is true.
+    `aligner_b_first` in its config.json is true. Or a model of natural language inference, with a
+    label "entailment": the probability that b, the premise, entails a, in [0, 1].
     """
 
     auto_class = AutoModelForSequenceClassification
 
     def _prepare(self) -> None:
-        if self.model.config.num_labels != 1:
-            outputs = self.model.config.num_labels
-            raise ValueError(f"model = {self.name!r} must have 1 output, got {outputs}")
+        config = self.model.config
+        labels = [str(config.id2label[i]).lower() for i in range(config.num_labels)]
+        self._entails = labels.index(ENTAILS) if ENTAILS in labels else None
+        if self._entails is None and config.num_labels != 1:
+            raise ValueError(
+                f"model = {self.name!r} must have 1 output or a label {ENTAILS!r} in id2label of "
+                f"its config.json, got {', '.join(labels)}"
+            )
+        self._b_first = getattr(config, "aligner_b_first", self._entails is not None)
 
     def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
         """Return one span, the whole of a, and its value for each pair; NaN if b has no token."""
 
         def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[TokenAlignment]:
-            values = self.model(**inputs).logits.float().cpu().double().numpy()
+            logits = self.model(**inputs).logits.float().cpu().double()
+            if self._entails is not None:
+                logits = logits.softmax(dim=-1)[:, self._entails, None]
             return [
                 TokenAlignment(
                     ((0, pair.size),) if pair.places else (),
                     (own if pair.has_b else own * np.nan)[: bool(pair.places)],
                 )
-                for pair, own in zip(batch, values, strict=True)
+                for pair, own in zip(batch, logits.numpy(), strict=True)
             ]
 
-        b_first = getattr(self.model.config, "aligner_b_first", False)
-        return _align(self, pairs, read, b_first=b_first)
+        return _align(self, pairs, read, b_first=self._b_first)
 
 
 def _align(

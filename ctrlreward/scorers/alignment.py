@@ -167,7 +167,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             `{"relevance_reference": "summary", "relevance_output": "document"}`.
         aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         method: `"embedding"` (the paper's E), `"discriminative"` (D) or `"regression"` (R), which
-            yields one value per text.
+            yields one value per text; a model of natural language inference is one of R.
         stop_words: Words that engagingness and groundedness leave out, not with a regression: a
             file with one word per line, or a list, `[]` for none. None uses `ENGLISH_STOP_WORDS`;
             the paper used NLTK's list.

@@ -15,6 +15,7 @@ from transformers import (
     BertForTokenClassification,
     LlamaConfig,
     LlamaForTokenClassification,
+    pipeline,
 )
 from word_models import WORDS, save_word_bert
 
@@ -66,6 +67,16 @@ def test_models_without_a_head_of_their_kind_are_refused(tmp_path: Path) -> None
         folder = save_word_bert(tmp_path / f"{kind.__name__} {head.__name__}", head, labels)
         with pytest.raises(ValueError, match=f"model = '{folder}'"):
             kind(folder)
+
+
+def test_entailment_is_that_of_transformers_pipeline(tmp_path: Path) -> None:
+    labels = {0: "contradiction", 1: "Entailment", 2: "neutral"}
+    folder = save_word_bert(tmp_path, BertForSequenceClassification, labels)
+    judge = pipeline("text-classification", model=folder, top_k=None)
+    for (a, b), found in zip(PAIRS, RegressionAligner(folder).align(PAIRS), strict=True):
+        shares = {row["label"]: row["score"] for row in judge({"text": b, "text_pair": a})}
+        assert found.values == pytest.approx([shares["Entailment"]], abs=1e-6)
+        assert found.spans == ((0, len(a)),)
 
 
 @pytest.mark.parametrize("b_first", [False, True])
