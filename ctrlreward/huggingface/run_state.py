@@ -40,7 +40,7 @@ class RestoresItself:
     in a checkpoint and removes the one of its class. From ours it makes a `Restored`.
     """
 
-    def __new__(cls, *_: object, restored: bool = False, **__: object) -> Any:  # noqa: D102
+    def __new__(cls, *_: object, restored: bool = False, **__: object) -> Any:
         return Restored() if restored else super().__new__(cls)
 
 
