@@ -8,12 +8,11 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 
@@ -35,7 +34,7 @@ _OTHER_HOST = (
     "a server without a token answers only requests to localhost, 127.0.0.1 or [::1]: set "
     "CTRLREWARD_TOKEN for server and clients"
 )
-_Sent = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+_OPEN = ("/health", "/openapi.json", "/ready")
 
 
 def create_app(
@@ -84,16 +83,10 @@ def create_app(
     )
     app.state.batcher = batcher
 
-    async def authorise(request: Request, sent: _Sent) -> bool:
-        """Refuse a request without the token; return False for /ready."""
-        credentials = sent.credentials if sent is not None else ""
-        known = token is None or hmac.compare_digest(credentials.encode(), token.encode())
-        if not known and request.url.path != "/ready":
-            message = "the server needs its token: Authorization: Bearer TOKEN"
-            raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
-        return known
-
-    with_token = [Depends(authorise)]
+    def authorised(request: Request) -> bool:
+        kind, _, sent = request.headers.get("authorization", "").partition(" ")
+        known = token is None or hmac.compare_digest(sent.strip().encode(), token.encode())
+        return token is None or (known and kind.lower() == "bearer")
 
     @app.get("/health", summary="The process lives")
     async def health() -> dict[str, str]:
@@ -102,18 +95,16 @@ def create_app(
     @app.get(
         "/ready",
         summary="The models are loaded, and the reward's description; 503 before and after",
-        openapi_extra={"security": [{}]},  # a token is optional
     )
-    async def ready(known: bool = Depends(authorise)) -> dict[str, Any]:
+    async def ready(request: Request) -> dict[str, Any]:
         batcher.check_ready()
-        return {"status": "ready", **(described if known else {})}
+        return {"status": "ready", **(described if authorised(request) else {})}
 
     @app.get(
         "/metrics",
         summary="Prometheus metrics",
         response_class=Response,
         responses={200: {"content": {"text/plain": {}}}},
-        dependencies=with_token,
     )
     async def metrics() -> Response:
         content = generate_latest(batcher.metrics.registry)
@@ -123,7 +114,6 @@ def create_app(
         "/score",
         summary="Rewards of samples",
         responses={200: {"model": ScoreReply}},
-        dependencies=with_token,
     )
     async def score(body: ScoreBody) -> Response:
         try:
@@ -134,7 +124,7 @@ def create_app(
         return Response(reply, media_type="application/json")
 
     if get_reward is not None:
-        app.include_router(get_reward_route(get_reward, reward), dependencies=with_token)
+        app.include_router(get_reward_route(get_reward, reward))
 
     if token is None:
         hosts = [f"[{host}]" if ":" in host else host for host in sorted(LOOPBACK)]
@@ -144,8 +134,13 @@ def create_app(
     async def guard(
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
     ) -> Response:
-        """Refuse what is too long, count replies, and log no message, which may quote a text."""
-        if "transfer-encoding" in request.headers:  # whose length nothing limits
+        """Refuse by the headers, before a body is read; count replies, and log no message, which
+        may quote a text.
+        """
+        if request.url.path not in _OPEN and not authorised(request):
+            message = "the server needs its token: Authorization: Bearer TOKEN"
+            response = _error(401, message, {"WWW-Authenticate": "Bearer"})
+        elif "transfer-encoding" in request.headers:  # whose length nothing limits
             message = "send Content-Length in place of Transfer-Encoding"
             response = _error(411, message, {"Connection": "close"})
         elif int(request.headers.get("content-length", "0")) > MOST_BYTES:

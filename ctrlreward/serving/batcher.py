@@ -100,7 +100,17 @@ class Batcher:
                     self.scoring.append(request)
             self.waiting = [each for each in self.waiting if each not in self.scoring]
             started, asked = time.perf_counter(), [each.samples for each in self.scoring]
-            results = await loop.run_in_executor(self._thread, score_requests, self.reward, asked)
+            results: Sequence[RewardBatch | HTTPException]
+            try:
+                results = await loop.run_in_executor(
+                    self._thread, score_requests, self.reward, asked
+                )
+                waits = [started - request.arrived for request in self.scoring]
+                scored = [each for each in results if isinstance(each, RewardBatch)]
+                seconds = time.perf_counter() - started
+                self.metrics.batch(scored, waits, sum(map(len, asked)), seconds)
+            except Exception as error:  # a request that is not answered waits forever
+                results = [_failed(error) for _ in asked]
             for request, result in zip(self.scoring, results, strict=True):
                 if request.result.done():  # cancelled
                     continue
@@ -108,9 +118,6 @@ class Batcher:
                     request.result.set_exception(result)
                 else:
                     request.result.set_result(result)
-            waits = [started - request.arrived for request in self.scoring]
-            scored = [each for each in results if isinstance(each, RewardBatch)]
-            self.metrics.batch(scored, waits, sum(map(len, asked)), time.perf_counter() - started)
             self.scoring = []
 
 
@@ -122,32 +129,35 @@ def score_requests(
     Pointwise components are scored in one call. If that fails, each request is scored by itself.
     """
     started = time.perf_counter()
-    components, requests = reward.components, [reward.as_read(each) for each in requests]
     alone = len(requests) == 1
-    merged = {name: c for name, c in components.items() if alone or c.scorer.pointwise}
-    others = {name: c for name, c in components.items() if name not in merged}
-    ends = np.cumsum([len(samples) for samples in requests])
     try:
+        components, asked = reward.components, [reward.as_read(each) for each in requests]
+        merged = {name: c for name, c in components.items() if alone or c.scorer.pointwise}
+        others = {name: c for name, c in components.items() if name not in merged}
+        ends = np.cumsum([len(samples) for samples in asked])
         if not ends[-1]:
             none = dict.fromkeys(components, np.empty(0))
-            return [reward.combine(none, 0.0, samples) for samples in requests]
-        scores = score(merged, Samples.concat(requests)).warned() if merged else {}
+            return [reward.combine(none, 0.0, samples) for samples in asked]
+        scores = score(merged, Samples.concat(asked)).warned() if merged else {}
         rows = []
-        for samples, end in zip(requests, ends, strict=True):
+        for samples, end in zip(asked, ends, strict=True):
             own = {name: values[end - len(samples) : end] for name, values in scores.items()}
             own |= score(others, samples).warned() if others else {}
             rows.append({name: own[name] for name in components})
         seconds = time.perf_counter() - started
         return [
-            reward.combine(row, seconds, samples)
-            for row, samples in zip(rows, requests, strict=True)
+            reward.combine(row, seconds, samples) for row, samples in zip(rows, asked, strict=True)
         ]
     except Exception as error:
         if not alone:
             return [score_requests(reward, [samples])[0] for samples in requests]
         if isinstance(error, ValueError | TypeError):  # about the samples
             return [HTTPException(422, str(error))]
-        return [HTTPException(500, f"{type(error).__name__}: {error}")]
+        return [_failed(error)]
+
+
+def _failed(error: Exception) -> HTTPException:
+    return HTTPException(500, f"{type(error).__name__}: {error}")
 
 
 def _refused(message: str) -> HTTPException:

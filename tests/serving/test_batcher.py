@@ -116,6 +116,33 @@ def test_a_bad_request_fails_alone(letters: Letters, reward: Reward) -> None:
     assert "'sour' is unknown" in sour.detail
 
 
+def test_an_error_outside_of_the_scorers_is_answered(
+    letters: Letters, reward: Reward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one request, and of a whole batch: no client waits forever, and later ones are scored."""
+
+    def as_read(samples: Samples) -> Samples:
+        if "odd" in samples.texts:
+            raise RuntimeError("odd")
+        return samples
+
+    monkeypatch.setattr(reward, "as_read", as_read)
+    odd, soup = gathered(reward, letters, labelled("odd"), labelled("soup"))
+    assert (odd.status_code, soup.total.tolist()) == (500, [0.7])
+
+    async def work(batcher: Batcher) -> list[Any]:
+        with monkeypatch.context() as patched:
+            patched.setattr(batcher.metrics, "batch", None)
+            failed = await asyncio.gather(
+                *(batcher.score(labelled(text)) for text in "ab"), return_exceptions=True
+            )
+        return [*failed, await batcher.score(labelled("soup"))]
+
+    *failed, soup = with_batcher(reward, work)
+    assert [error.status_code for error in failed] == [500, 500]
+    assert soup.total.tolist() == [0.7]
+
+
 def test_requests_beyond_the_most_are_refused(letters: Letters, reward: Reward) -> None:
     *accepted, refused = gathered(reward, letters, *map(labelled, "abcd"), most=3)
     assert (refused.status_code, refused.headers) == (503, {"Retry-After": "1"})

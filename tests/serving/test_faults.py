@@ -24,7 +24,7 @@ def one(text: str, label: str = "o") -> dict[str, Any]:
 
 def send(server: Any, body: bytes, length: int | None = None) -> HTTPConnection:
     """Send the beginning of a request to /score on a connection of its own."""
-    connection = HTTPConnection(*server.address, timeout=60)
+    connection = HTTPConnection(*server.address, timeout=10)
     connection.putrequest("POST", "/score")
     connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", str(length or len(body)))
@@ -44,6 +44,13 @@ def test_long_bodies_are_refused_and_not_kept(
     assert server.client.post("/score", content=chunks).status_code == 411
     assert send(server, b"{", length=10**12).getresponse().status == 413  # before it is sent
     assert server.client.post("/score", json=one("soup")).status_code == 200
+
+
+def test_a_stranger_is_refused_before_the_body_is_read(live_server: Start, reward: Reward) -> None:
+    server = live_server(reward, token="s3cret")
+    for body in (b"{", b"[" * 100_000):  # the rest is never sent
+        reply = send(server, body, length=10**6).getresponse()
+        assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
 
 
 def test_clients_that_hang_up_harm_nobody(
