@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
@@ -143,11 +144,25 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     return parse_json(Path(path).read_bytes(), Path(path))
 
 
+def json_lines(
+    lines: Iterable[str | bytes], path: Path | str, complete: bool = False
+) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of each line that is not blank; a ValueError names file and line.
+
+    Args:
+        lines: Lines with their ends, such as a binary file; text would also end at U+2028.
+        path: The name of the file in errors.
+        complete: Whether to leave out a last line without its end, which a process may be writing.
+    """
+    for number, line in enumerate(lines, 1):
+        if (value := line.strip()) and not (complete and line[-1:] not in ("\n", b"\n")):
+            yield number, parse_json(value, path, number)
+
+
 def read_jsonl(path: str | os.PathLike[str]) -> list[Any]:
-    """Return the values of a file with one per line; a ValueError names file and line."""
-    with open(path, "rb") as file:  # text would also end a line at U+2028
-        lines = enumerate(file, 1)
-        return [parse_json(line.rstrip(b"\n"), Path(path), number) for number, line in lines]
+    """Return the values of a file with one per line; see `json_lines`."""
+    with open(path, "rb") as file:
+        return [value for _, value in json_lines(file, Path(path))]
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
@@ -214,10 +229,9 @@ class JsonLog:
         if not self.path.is_file():
             return []
         content = self.path.read_bytes()
-        complete = content[: content.rfind(b"\n") + 1]
         try:
-            lines = enumerate(complete.split(b"\n")[:-1], 1)
-            records = [parse_json(line, self.path, number) for number, line in lines]
+            lines = json_lines(io.BytesIO(content), self.path, complete=True)
+            records = [record for _, record in lines]
         except ValueError as error:
             raise self._not_a_log(f" ({error})") from None
         if self.identity is None:

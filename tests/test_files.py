@@ -15,6 +15,7 @@ from ctrlreward.files import (
     JsonLog,
     check_writable,
     hold,
+    read_jsonl,
     remove_at_once,
     whole_folder,
     write_by_ranks,
@@ -40,6 +41,14 @@ def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path: Pat
         write_whole(tmp_path / "out.csv", "new")
     assert sorted(os.listdir(tmp_path)) == ["out.csv", "victim"]
     assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_blank_lines_of_json_lines_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('1\n\n \r\n"Grüße\u2028"\n[2]')
+    assert read_jsonl(tmp_path / "a.jsonl") == [1, "Grüße\u2028", [2]]
+    (tmp_path / "a.jsonl").write_text('1\n\n{"a": \n')
+    with pytest.raises(ValueError, match=r"a\.jsonl:3 "):
+        read_jsonl(tmp_path / "a.jsonl")
 
 
 def test_a_folder_takes_the_place_of_another_or_leaves_it(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.extras import import_extra
-from ctrlreward.files import none_for_nan, parse_json, without_nan
+from ctrlreward.files import json_lines, none_for_nan, without_nan
 
 Row: TypeAlias = dict[str, Any]  # cells by column name
 CsvRow: TypeAlias = tuple[int, dict[str, str]]  # line in the file, cells by column name
@@ -92,11 +93,9 @@ def parse_table(content: bytes, name: str, shard: str | None = None) -> list[tup
         lines = parse_csv(decode_utf8(content, name), name, fill=True, shard=shard)[1]
     else:
         text = io.StringIO(decode_utf8(content, name), newline=None)
-        written = [pair for pair in enumerate(text, 1) if not pair[1].isspace()]
-        lines = [
-            (number, parse_json(line.rstrip("\n"), name, number))
-            for number, line in written[_rows_of(shard, len(written))]
-        ]
+        rows = _rows_of(shard, sum(not line.isspace() for line in text)) if shard else slice(None)
+        text.seek(0)
+        lines = [*islice(json_lines(text, name), rows.start, rows.stop)]
     for number, row in lines:
         if not isinstance(row, dict):
             raise ValueError(
