@@ -20,7 +20,7 @@ from transformers import TrainerState as State
 from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.files import finite_or_none
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.selection.metrics import Evidence, Snapshot
+from ctrlreward.selection.metrics import Evidence, Snapshot, direction_of_name
 
 PREFIX = "eval_"
 _OURS = "ctrlreward"
@@ -165,9 +165,8 @@ def resolve_mode(state: State, key: str, mode: Mode | None, argument: str = "mod
     """
     known = directions(state)
     name = key.removeprefix(PREFIX)
-    is_loss = name == "loss" or name.endswith("_loss")
-    usual: Mode | None = "min" if is_loss else "max" if name == "reward" else None
-    if name.startswith("rewards/"):  # of a function, which may be a cost
-        mode = mode or "max"
+    usual = direction_of_name(name)
     declared = known.get(name) or usual
+    if name.startswith("rewards/"):  # of a function, which may be a cost
+        mode, declared = mode or usual, None
     return better_direction(key, mode, declared, known, argument)

@@ -52,6 +52,14 @@ LEAST = 6  # items with which flips of signs reach the level: 2 · 2⁻⁶ < 0.0
 _ITEMS = ("prompt", "prefix", "source", "id", "item")
 _NO_SCORES = {*JSON_KEYS.values(), *OUTPUT_NAMES, *_ITEMS, "index", "seed", "step", "system"}
 
+# Columns of `ctrlreward score`, as their scorers declare them.
+_DECLARED: dict[str, Mode] = {
+    **dict.fromkeys(("perplexity", "bits_per_byte", "repetition"), "min"),
+    **dict.fromkeys(("coherence", "consistency", "attribute_relevance", "log_likelihood"), "max"),
+    **dict.fromkeys(("accuracy", "label_probability", "polarity", "similarity", "gm"), "max"),
+    **dict.fromkeys(("distinct", "distinct_1", "distinct_2", "distinct_3"), "max"),
+}
+
 # System → score → item → scores of its outputs, NaN for a failed one.
 Systems: TypeAlias = dict[str, dict[str, dict[Hashable, list[float]]]]
 
@@ -142,7 +150,7 @@ def _reproduction(options: Namespace) -> None:
         print_agreement(plain_console(), name, each)
 
 
-def read_systems(options: Namespace) -> tuple[Systems, dict[str, Mode], str]:
+def read_systems(options: Namespace) -> tuple[Systems, Mapping[str, Mode], str]:
     """Return two systems, the better directions that a run declares, and how items are paired.
 
     Raises:
@@ -171,7 +179,7 @@ def read_systems(options: Namespace) -> tuple[Systems, dict[str, Mode], str]:
         }
         for keys, (name, (rows, places)) in zip(keys_of, tables.items(), strict=True)
     }
-    return systems, {}, pairing
+    return systems, _DECLARED, pairing
 
 
 def _systems_of_runs(paths: Mapping[str, str]) -> tuple[Systems, dict[str, Mode], str]:

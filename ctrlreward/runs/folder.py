@@ -107,6 +107,7 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     parts = dict(log.parts) or {log.folder: math.inf}  # a later part counts more
     parts = parts if folder in parts else {folder: math.inf, **parts}
     modes: dict[str, Mode] = {f"{theirs}/{FAIL_RATE}": "min" for theirs in sets}
+    modes |= {f"{theirs}/score": "max" for theirs in sets}  # the reward, in verl's files
     if not sets:
         files: dict[str, dict[int, Path]] = {}
         for part, end in parts.items():

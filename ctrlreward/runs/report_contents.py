@@ -69,7 +69,7 @@ def contents(stored: StoredRun, options: Any) -> dict[str, Any]:
     rules, origin = _rules(stored, options, missing)
     selection = decide(stored, rules, on_disk=True)
     if not selection.decided:
-        missing.append("validations: the log has no score that a rule decides on")
+        missing.append("validations: no rule decides on a logged score. Use --maximise KEY")
     main = next((each for each in sets if None not in each.steps), sets[0] if sets else None)
     alarm, phrases = _alarm(selection), _phrases(main) if main else []
     return {
@@ -144,13 +144,14 @@ def _rules(stored: StoredRun, options: Any, missing: list[str]) -> tuple[RunRule
         origin = "rules of the command line"
     if "best" not in rules and "pareto" not in rules:
         keys = [key for each in stored.steps for key in each.evidence if "fail_rate" not in key]
-        keys += [key for key in ("eval_loss", "eval/loss", "val_loss") if key in stored.keys]
-        keys.sort(key=lambda key: (key not in stored.modes, better_mode(stored, key) is None))
-        if keys:
-            mode = better_mode(stored, keys[0]) or "max"
-            rules["best"] = BestRule(keys[0], mode)
-            better = "higher" if mode == "max" else "lower"
-            origin = (f"no rule is recorded: {keys[0]} selects, as better when {better}; "
+        usual = ("eval_reward", "eval_loss", "eval/loss", "val_loss")
+        keys += [key for key in usual if key in stored.keys]
+        keys.sort(key=lambda key: key not in stored.modes)
+        known = ((key, mode) for key in keys if (mode := better_mode(stored, key)))
+        if first := next(known, None):
+            rules["best"] = BestRule(*first)
+            better = "higher" if first[1] == "max" else "lower"
+            origin = (f"no rule is recorded: {first[0]} selects, as better when {better}; "
                       "--maximise or --minimise another")  # fmt: skip
     if "alarm" not in rules and (alarm := _default_alarm(stored, rules.get("best"))):
         rules["alarm"] = alarm

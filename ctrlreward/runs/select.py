@@ -217,8 +217,13 @@ def _listed(stored: StoredRun) -> str:
 
 
 def better_mode(stored: StoredRun, key: str) -> Mode | None:
-    """Return the better direction of a key, as declared, else by its name, None if unknown."""
-    return stored.modes.get(key) or direction_of_name(key)
+    """Return the better direction of a key as declared, or of a loss or reward; None if unknown.
+
+    TRL logs `rewards/NAME/mean` of each column NAME of its texts that is a reward.
+    """
+    mode = stored.modes.get(key) or direction_of_name(key)
+    of_trl = f"rewards/{key.rpartition('/')[2]}/mean" in stored.keys
+    return "max" if mode is None and of_trl else mode
 
 
 def _pair(stored: StoredRun, text: str, separator: str, modes: Sequence[str]) -> tuple[str, str]:

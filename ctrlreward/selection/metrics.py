@@ -184,38 +184,27 @@ def read(metrics: Mapping[str, float], key: str) -> float:
     return metrics[key]
 
 
-# Words of names of metrics, by the direction that they mean; None for no direction, first.
-_WORDS: dict[Mode | None, frozenset[str]] = {
-    None: frozenset("std stddev deviation variance min max gap length steps".split()),
-    "min": frozenset(
-        "loss losses ppl perplexity nll error errors wer cer ter kl kld divergence mse rmse mae "
-        "repetition toxicity failed fail pp bits bpb".split()
-    ),
-    "max": frozenset(
-        "reward rewards accuracy acc f1 precision recall auc bleu chrf rouge meteor bertscore "
-        "likelihood relevance coherence consistency fluency distinct diversity preservation "
-        "similarity win probability polarity gm engagingness groundedness faithfulness rating "
-        "score".split()
-    ),
-}
+_LOSS = re.compile(r"(.*[/_])?loss(_step|_epoch)?")
+_REWARD = re.compile(
+    r"reward|reward/(total|shaped)|(rewards|val-core)/.*(?<!/std)|critic/(score|rewards)/mean"
+)
 
 
 def direction_of_name(key: str) -> Mode | None:
-    """Return the better direction of a metric by the words of its name, None if they don't say.
+    """Return the better direction of the losses and rewards that trainers log.
 
-    Only the part after the last "/" counts, or the one before it if that is a mean or a total.
+    Rewards are `reward` and `rewards/…` of TRL, `val-core/…` of verl, `reward/total` of ours. None
+    of any other key: its scorer declares the direction, or the user.
 
     Examples:
-        >>> [direction_of_name(key) for key in ("eval_ppl", "rewards/accuracy/mean", "length")]
-        ['min', 'max', None]
+        >>> keys = ("eval_loss", "rewards/perplexity_reward/mean", "rewards/a/std", "perplexity")
+        >>> [direction_of_name(key) for key in keys]
+        ['min', 'max', None, None]
     """
-    name = re.sub(r"/(mean(@\d+)?|total|shaped|dataloader_idx_\d+)$", "", key.lower()).rsplit(
-        "/", 1
-    )[-1]
-    name = re.sub(r"neg(ative)?_log_(likelihood|prob)", "nll", name)
-    words = re.split(r"[^a-z0-9]+", name)
-    said = {*words, *(word.rstrip("0123456789") for word in words)}  # of "f1" and of "bleu4"
-    return next((mode for mode, known in _WORDS.items() if said & known), None)
+    name = re.sub(r"^(eval|train)[_/]|/dataloader_idx_\d+$", "", key)
+    if _LOSS.fullmatch(name):
+        return "min"
+    return "max" if _REWARD.fullmatch(name) and "/rejected" not in name else None
 
 
 def chosen_level(level: float, k: int) -> float:

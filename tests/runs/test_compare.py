@@ -16,6 +16,16 @@ from scipy import stats
 
 from ctrlreward.cli import main
 from ctrlreward.functional.sequential import two_sided_p_value
+from ctrlreward.runs.compare import _DECLARED
+from ctrlreward.scorers import (
+    Accuracy,
+    Distinct,
+    Perplexity,
+    Repetition,
+    Similarity,
+    ctrleval,
+    lexicon,
+)
 
 rng = np.random.default_rng(3)
 ITEMS = [f"prompt {i}" for i in range(10)]
@@ -35,7 +45,15 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def rows(*names: str, key: str = "prompt") -> list[dict[str, Any]]:
     """Rows of the systems: a score, one where lower is better, a text and a number that is none."""
     return [
-        {"system": name, key: item, "output": "a", "seed": i, "quality": v, "ppl": -v, "note": "x"}
+        {
+            "system": name,
+            key: item,
+            "output": "a",
+            "seed": i,
+            "quality": v,
+            "repetition": -v,
+            "note": "x",
+        }
         for name in names
         for i, (item, v) in enumerate(zip(ITEMS, SYSTEMS[name].tolist(), strict=True))
     ]
@@ -65,20 +83,28 @@ def test_two_sided_p_values(differences: list[float]) -> None:
 def test_two_systems_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     write("s.jsonl", rows("A", "B"))
     found = compared("s.jsonl", "--by", "system")
-    assert list(found) == ["quality", "ppl"]
+    assert list(found) == ["quality", "repetition"]
     differences = SYSTEMS["A"] - SYSTEMS["B"]
     interval = stats.bootstrap((differences,), np.mean, random_state=0).confidence_interval
-    for name, sign in (("quality", 1), ("ppl", -1)):
+    for name, sign in (("quality", 1), ("repetition", -1)):
         pair = found[name]
         assert pair["difference"] == pytest.approx(sign * differences.mean())
         assert pair["p_value"] == pytest.approx(flips(differences), rel=0.1)
         ends = sorted([sign * pair["low"], sign * pair["high"]])
         assert ends == pytest.approx(list(interval), abs=0.15)
         assert (found[name]["items"], found[name]["failed"]) == (10, 0)
-    assert (found["quality"]["mode"], found["ppl"]["mode"]) == (None, "min")
+    assert (found["quality"]["mode"], found["repetition"]["mode"]) == (None, "min")
     printed = capsys.readouterr().out
     assert "A is higher than B in quality by" in printed
-    assert "A is better than B in ppl by" in printed
+    assert "A is better than B in repetition by" in printed
+
+
+def test_directions_are_those_of_the_scorers() -> None:
+    classes: tuple[Any, ...] = (Perplexity, Distinct, Repetition, Accuracy, Similarity)
+    tables = [*(each.specs for each in classes), lexicon.SPECS, ctrleval.SPECS]
+    specs: dict[str, Any] = {name: spec for each in tables for name, spec in each.items()}
+    modes = {name: spec.mode for name, spec in specs.items()}
+    assert modes | {"gm": "max"} == _DECLARED
 
 
 def test_order_failures_repeats_and_items_of_one_system() -> None:

@@ -90,11 +90,11 @@ def test_rows_of_training_do_not_count_as_validations(select: Any, tmp_path: Pat
         rows.append(row)
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    _, out, _ = select(path, "--maximise", "acc", "--guard", "reward:acc", "--json")
+    _, out, _ = select(path, "--maximise", "acc", "--guard", "reward:acc=max", "--json")
     content = json.loads(out)
     assert [each["step"] for each in content["validations"]] == [3, 6, 9, 12]
     assert content["validations"][-1]["alarm"]["untestable"]
-    refused = ("--minimise", "acc", "--subject_to", "guard/alarm<=0", "--guard", "reward:acc")
+    refused = ("--minimise", "acc", "--subject_to", "guard/alarm<=0", "--guard", "reward:acc=max")
     assert json.loads(select(path, *refused, "--json")[1])["step"] == 12  # a key of the guard
 
 
@@ -132,18 +132,26 @@ def test_a_declared_direction_is_not_contradicted(select: Any, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("key", "better"),
-    [("score/perplexity", "lower"), ("eval_ppl", "lower"), ("score/sim", "higher")],
+    [("score/sim", "higher"), ("eval_loss", "lower"), ("rewards/perplexity_reward/mean", "higher")],
 )
-def test_a_guard_takes_the_direction_of_the_name_or_the_run(
-    select: Any, tmp_path: Path, key: str, better: str
-) -> None:
-    """And says it. What the run declares counts, then the name; a given direction wins."""
+def test_the_direction_of_a_guard(select: Any, tmp_path: Path, key: str, better: str) -> None:
+    """As the run declares it, or of a loss and of what TRL maximises; a given direction wins."""
     rows = [{"step": s, "reward": s, key: 20.0 + s} for s in range(1, 21)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    declared = {"score/sim": "max"} if key == "score/sim" else {}
-    (tmp_path / "summary.json").write_text(json.dumps({"directions": declared}))
+    (tmp_path / "summary.json").write_text(json.dumps({"directions": {"score/sim": "max"}}))
     out = select(tmp_path, "--guard", f"reward:{key}")[1]
     assert f"reward (better when higher) against {key} (better when {better})" in out
     assert f"no alarm: {key} without scores by prompt" in out
     out = select(tmp_path, "--guard", f"reward:{key}=drift")[1]
     assert f"{key} (must not change)" in out
+
+
+@pytest.mark.parametrize("key", ["score/anti_toxicity", "no_repetition", "score/perplexity"])
+def test_no_direction_is_guessed(select: Any, tmp_path: Path, key: str) -> None:
+    rows = [{"step": s, "reward": s, key: s} for s in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for options, asked in (("--guard", f"{key}=min"), ("--pareto", f"{key}:min")):
+        text = f"reward:{key}" if options == "--guard" else f"reward,{key}"
+        status, _, err = select(tmp_path, options, text)
+        assert status == 2
+        assert asked in err

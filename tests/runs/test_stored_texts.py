@@ -134,7 +134,14 @@ def rounded(value: Any) -> Any:
 
 def decisions(printed: Callable[..., str], run: Path, name: str, keys: tuple[str, str]) -> Any:
     reward, brevity = (f"{name}/{key}" for key in keys)
-    options = ("--maximise", reward, "--guard", f"{reward}:{brevity}=max", "--stop", "patience=1")
+    options = (
+        "--maximise",
+        reward,
+        "--guard",
+        f"{reward}=max:{brevity}=max",
+        "--stop",
+        "patience=1",
+    )
     found = json.loads(printed("select", run, *options, "--json"))
     return rounded({k: v for k, v in found.items() if k not in ("run", "log", "source")})
 
@@ -167,6 +174,8 @@ def test_the_texts_are_scored_again_and_reported(
     write, name, _ = WRITERS[kind]
     run = tmp_path / "run"
     write(run)
+    if kind == "trl":
+        lines(run / "log.jsonl", [{"step": 10, "rewards/accuracy/mean": 0.5}])
     judge = tmp_path / "judge.yaml"
     judge.write_text("components:\n  variety: {scorer: Distinct, score: distinct_2}\n")
     found = json.loads(printed("rescore", run, judge, "--json"))

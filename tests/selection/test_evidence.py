@@ -303,17 +303,12 @@ def test_scores_by_prompt_stop_a_run(rows, settings, cause, step) -> None:
 @pytest.mark.parametrize(
     ("mode", "keys"),
     [
-        (
-            "min",
-            "ppl val_loss reward:eval_ppl train/kl kl_divergence neg_log_likelihood",
-        ),
-        ("min", "word_error_rate rewards/ppl/mean reward/fail_rate score/repetition"),
-        (
-            "max",
-            "reward eval_reward score/log_likelihood distinct_2 eval_f1 bleu4 reward/mean@4",
-        ),
-        (None, "length score/length reward_std rewards/a/std closs mean step clip_ratio/low"),
+        ("min", "loss val_loss eval_loss train/loss train_loss_epoch val_loss/dataloader_idx_0"),
+        ("max", "reward eval_reward reward/total rewards/perplexity_reward/mean"),
+        ("max", "rewards/no_repetition/mean val-core/gsm8k/reward/mean@4 critic/score/mean"),
+        (None, "rewards/a/std reward_std critic/rewards/min val-core/a/acc/best@4/std"),
+        (None, "rewards/rejected anti_toxicity perplexity accuracy reward/pp closs"),
     ],
 )
-def test_direction_by_the_name_of_a_metric(mode: str | None, keys: str) -> None:
+def test_direction_of_what_trainers_log(mode: str | None, keys: str) -> None:
     assert {direction_of_name(key) for key in keys.split()} == {mode}
