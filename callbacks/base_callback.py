@@ -13,6 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.arguments import counted
 from ctrlreward.callbacks.history import HistoryLoggerMixin
+from ctrlreward.held_out import SCORED_STEP
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
@@ -146,10 +147,17 @@ def log_at_global_step(trainer: Trainer) -> None:
 
 
 def log_metrics(connector: Any, metrics: dict[str, Any], step: int | None = None) -> None:
-    """Log in place of the `log_metrics` of a trainer's connector, at `trainer.global_step`."""
+    """Log in place of the `log_metrics` of a trainer's connector, at the step of the weights.
+
+    This is `trainer.global_step`, or what a `GenerationScorer` says of weights that are evaluated
+    from a checkpoint, whose step the trainer does not restore.
+    """
     loop = connector.trainer.fit_loop.epoch_loop
-    batches, loop._batches_that_stepped = loop._batches_that_stepped, loop.trainer.global_step
+    scored = {key: value for key, value in metrics.items() if key.endswith(f"/{SCORED_STEP}")}
+    others = {key: value for key, value in metrics.items() if key not in scored}
+    batches = loop._batches_that_stepped
+    loop._batches_that_stepped = int(next(iter(scored.values()), loop.trainer.global_step))
     try:
-        type(connector).log_metrics(connector, metrics, step)
+        type(connector).log_metrics(connector, others, step)
     finally:
         loop._batches_that_stepped = batches

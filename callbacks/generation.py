@@ -53,9 +53,10 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     `fast_dev_run` scores two samples and writes no file.
 
     `trainer.validate` and `trainer.test` score without changing the counters, and return the scores
-    with the `step` of the weights; their texts go to `validate-step=…` or `test-step=000123.jsonl`.
-    A run that resumes with other prompts, another `generations_per_prompt`, or another
-    `max_new_tokens` among the module's `hparams`, warns, and rules start a new reference.
+    with `<name>/scored_step`, the step of the weights; their texts go to `validate-step=…` or
+    `test-step=000123.jsonl`. A run that resumes with other prompts, another
+    `generations_per_prompt`, or another `max_new_tokens` among the module's `hparams`, warns, and
+    rules start a new reference.
 
     Args:
         scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
@@ -216,7 +217,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.has_new_scores = True
         if kind == "fit":
             self.last_scored_step, self._last_logged = step, result.metrics
-        else:  # Lightning passes it to the loggers as the step of their row
-            pl_module.log("step", float(step), **ALIKE)
+        else:
+            pl_module.log(f"{self.name}/{SCORED_STEP}", float(step), **ALIKE)
 
     on_test_epoch_end = on_validation_epoch_end

@@ -33,6 +33,7 @@ from ctrlreward.lightning_package import (
     Trainer,
     averaging_callbacks,
     callbacks_of,
+    is_instance,
     is_sharded,
 )
 from ctrlreward.ranks import on_rank_zero
@@ -200,6 +201,20 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
         for callback in callbacks if self is callbacks[-1] else ():
             if callback._writes_last:
                 callback._save_last_checkpoint(trainer, callback._monitor_candidates(trainer))
+
+    def file_exists(self, filepath: Any, trainer: Trainer) -> bool:
+        """Leave `last.ckpt` to a `ModelCheckpoint` of Lightning that writes one in this folder.
+
+        It may write later than this callback, which then takes the name `last-v1.ckpt`.
+        """
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        theirs = any(
+            is_instance(each, "ModelCheckpoint") and each.save_last and each.dirpath == self.dirpath
+            for each in callbacks
+            if not isinstance(each, SelectingCheckpointMixin)
+        )
+        is_last = Path(filepath).stem == self.CHECKPOINT_NAME_LAST
+        return (theirs and is_last) or super().file_exists(filepath, trainer)
 
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if the rule keeps it, and remove the ones that it replaces."""

@@ -166,14 +166,25 @@ def test_two_of_three_systems(fails: Callable[..., str]) -> None:
     assert "--systems" in fails("compare", "s.jsonl", "--by=system", "--systems", "A", "D")
 
 
-@pytest.mark.parametrize(("key", "option"), [("prompt", ""), ("q", ""), ("id", ""), ("q", "q")])
+@pytest.mark.parametrize(("key", "option"), [("prompt", ""), ("id", ""), ("q", "q")])
 def test_two_files_of_any_items(key: str, option: str) -> None:
-    """By a known column, by one of the same texts, or by the one that is named."""
+    """By a known column, or by the one that is named."""
     write("A.jsonl", rows("A", key=key))
     write("B.jsonl", rows("B", key=key)[::-1])
     found = compared("A.jsonl", "B.jsonl", *(["--id", option] if option else []))
     assert list(found["quality"]["means"]) == ["A", "B"]
     assert found["quality"]["difference"] == pytest.approx((SYSTEMS["A"] - SYSTEMS["B"]).mean())
+
+
+def test_labels_are_no_items(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two values are half of the rows of such files."""
+    for name in "AB":
+        values = SYSTEMS[name].tolist()[:4]
+        write(f"{name}.jsonl", [{"q": i % 2, "tone": "ab"[i % 2], "quality": v}
+                                for i, v in enumerate(values)])  # fmt: skip
+    found = compared("A.jsonl", "B.jsonl", "--metrics", "quality")["quality"]
+    assert found["items"] == 4
+    assert "4 items, paired by position" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_items_without_a_name_are_paired_by_position() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,21 @@ def test_a_resumed_run_keeps_the_scores_of_its_checkpoint(tmp_path: Path) -> Non
             30: "version_1",
         }
         assert run.rules["StopRule"]["patience"] == 1
+
+
+def test_what_is_no_finite_number_is_nan(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step,a,b\n0,1,inf,\n0,2,nan,1.5\n")
+    (first, second) = read_stored_run(tmp_path).steps
+    assert math.isnan(first.metrics["a"])
+    assert math.isnan(second.metrics["a"])
+    assert (first.metrics.keys(), second.metrics["b"]) == ({"a"}, 1.5)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"folders": ["x"], "rules": 1, "directions": []}'])
+def test_a_stranger_s_decisions_are_no_rules(tmp_path: Path, content: str) -> None:
+    starts(tmp_path, {1: 2.0})
+    (tmp_path / "version_0" / "decisions.json").write_text(content)
+    assert read_stored_run(tmp_path).rules == {}
 
 
 def test_several_runs_are_named(tmp_path: Path) -> None:
