@@ -11,7 +11,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsFloat
 
@@ -249,6 +249,7 @@ class JsonLog:
         with _named(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b") as file:
+                _lock(file)
                 end = file.seek(0, os.SEEK_END)
                 if end:
                     file.seek(end - 1)
@@ -266,6 +267,10 @@ class JsonLog:
         """Replace all records atomically."""
         header = [] if self.identity is None else [self.identity]
         write_whole(self.path, "".join(map(json_line, [*header, *records])))
+
+    def held(self) -> AbstractContextManager[None]:
+        """Hold the log: a ValueError if another process does."""
+        return hold(_beside(self.path, "lock"), self.path, "Wait for its end.", temporary=True)
 
     def _not_a_log(self, why: str = "") -> ValueError:
         return ValueError(
@@ -333,6 +338,14 @@ def hold(lock: Path, what: object, advice: str, temporary: bool = False) -> Iter
             if temporary:
                 with suppress(OSError):  # some systems can't delete an open file
                     lock.unlink()
+
+
+def _lock(file: BinaryIO) -> None:
+    """Wait for other writers of a file until it is closed, where the system has such locks."""
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 # A disk or a quota is full, a file is too large for its disk, or a disk is read only.

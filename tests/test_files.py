@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,6 +82,19 @@ def test_a_log_keeps_every_complete_line(tmp_path: Path) -> None:
     assert log.read() == [{"a": 1}, ["Grüße\u2028"], 3]
     log.replace([4])
     assert log.read() == [4]
+
+
+def test_a_line_that_another_process_is_writing_is_waited_for(tmp_path: Path) -> None:
+    log = JsonLog(tmp_path / "log.jsonl")
+    with open(log.path, "ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(b'{"ours": ')
+        thread = threading.Thread(target=log.append, args=["theirs"])
+        thread.start()
+        thread.join(0.2)
+        file.write(b"1}\n")
+    thread.join()
+    assert log.read() == [{"ours": 1}, "theirs"]
 
 
 @given(st.lists(st.integers(0, 99), max_size=6), st.integers(0, 60))

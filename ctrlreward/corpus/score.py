@@ -24,7 +24,7 @@ from ctrlreward.command_line.terminal import (
     user_errors,
 )
 from ctrlreward.failures import rows_named
-from ctrlreward.files import hold, write_whole
+from ctrlreward.files import write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers import Component, Scorer
@@ -158,25 +158,23 @@ def score_file(
     path = Path(f"{output}.partial.jsonl")
     settings = {"columns": asdict(columns), "label_map": label_map, "scorers": identity}
     log = samples_log(path, scored, rows, settings)
-    lock = target.with_name(f".{target.name}.lock")
     systems = [str(row.get(by)) for row in rows] if by else [""] * len(rows)
-    with hold(lock, output, "Wait for it, or use another output.", temporary=True):
-        if target.exists() and not path.exists():
-            _require_complete(target, rows, list(components))
-            print(
-                f"{output} is already complete, by the settings of the run that wrote it. "
-                f"Delete it to score {input} again."
-            )
-            return
-        if "outputs" in read:
-            print(_joined_line(read, samples))
-        for line in _left_out(scorers, components, samples):
-            print(line)
-        with rows_named(places, read):
-            scores = score_parts(scored, samples, log, places, systems)
-        added = {name: scores[name] for name in components}
-        write_whole(target, encode_rows(target.suffix, rows, added))
-        path.unlink(missing_ok=True)
+    if target.exists() and not path.exists():
+        _require_complete(target, rows, list(components))
+        print(
+            f"{output} is already complete, by the settings of the run that wrote it. "
+            f"Delete it to score {input} again."
+        )
+        return
+    if "outputs" in read:
+        print(_joined_line(read, samples))
+    for line in _left_out(scorers, components, samples):
+        print(line)
+    with rows_named(places, read):
+        scores = score_parts(scored, samples, log, places, systems)
+    added = {name: scores[name] for name in components}
+    write_whole(target, encode_rows(target.suffix, rows, added))
+    path.unlink(missing_ok=True)
     _print_summary(components, scored, scores, np.array(systems))
     two = [*dict.fromkeys(systems)]
     if by and len(two) > 1:

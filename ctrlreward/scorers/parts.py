@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
@@ -60,21 +61,13 @@ def score_parts(
 
     Raises:
         ItemError: An item of a column is wrong.
-        ValueError: The log is of other settings.
+        ValueError: The log is of other settings, or in use by another process.
     """
     pointwise = {name: c for name, c in components.items() if c.scorer.pointwise}
     others = {name: c for name, c in components.items() if name not in pointwise}
     scores = {name: np.full(len(samples), np.nan) for name in components}
     same = np.array(samples.distinct()[1], np.int64)  # number of each sample among the distinct
     first = np.unique(same, return_index=True)[1]  # row of each of these
-    done = 0
-    for record in log.read() if log else ():
-        start = done
-        for name, values in record.items():
-            done = start + len(values)
-            scores[name][first[start:done]] = values
-    for component in components.values():
-        component.scorer.load()  # one may be missing, and another take hours
     failures = Failures()
 
     def score_rows(wanted: Mapping[str, Component], rows: Sequence[int]) -> Scored:
@@ -92,18 +85,30 @@ def score_parts(
             scores[name][rows] = values
         return found
 
-    size = FIRST
-    with track("scoring", len(first), done=done) as advance:
-        while pointwise and done < len(first):
-            rows = first[done : done + size].tolist()
-            began = monotonic()
-            found = score_rows(pointwise, rows)
-            advance(len(rows))
-            if log:
-                log.append({name: none_for_nan(v) for name, v in found.scores.items()})
-            done += len(rows)
-            size = int(size * min(4, SECONDS / max(monotonic() - began, 1e-9)))
-            size = min(max(size, 1), MOST)
+    with log.held() if log else nullcontext():
+        done = 0
+        for record in log.read() if log else ():
+            start = done
+            if not isinstance(record, dict) or record.get("row") != start:
+                raise ValueError(f"{log and log.path} has rows of several processes. Delete it.")
+            for name, values in record["scores"].items():
+                done = start + len(values)
+                scores[name][first[start:done]] = values
+        for component in components.values():
+            component.scorer.load()  # one may be missing, and another take hours
+        size = FIRST
+        with track("scoring", len(first), done=done) as advance:
+            while pointwise and done < len(first):
+                rows = first[done : done + size].tolist()
+                began = monotonic()
+                found = score_rows(pointwise, rows)
+                advance(len(rows))
+                if log:
+                    own = {name: none_for_nan(v) for name, v in found.scores.items()}
+                    log.append({"row": done, "scores": own})
+                done += len(rows)
+                size = int(size * min(4, SECONDS / max(monotonic() - began, 1e-9)))
+                size = min(max(size, 1), MOST)
     for name in pointwise:
         scores[name] = scores[name][first[same]]
     for i, row in enumerate(first[same].tolist()):

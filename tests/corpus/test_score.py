@@ -268,9 +268,9 @@ def test_a_complete_output_is_not_scored_again(output: str, refused: Callable[..
 def test_a_second_process_is_refused(refused: Callable[..., str]) -> None:
     write(RECORDS)
     command = ["in.jsonl", "out.jsonl", BY_LETTERS]
-    with open(".out.jsonl.lock", "w") as held:  # as another process would
+    with open(".out.jsonl.partial.jsonl.lock", "w") as held:  # as another process would
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert "out.jsonl is in use by another process" in refused(*command)
+        assert "out.jsonl.partial.jsonl is in use by another process" in refused(*command)
         assert OneLetter.calls == []
     main(["score", *command])
     assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from ctrlreward import Samples, Scorer, ScoreSpec
 from ctrlreward.scorers import parts
-from ctrlreward.scorers.parts import score_parts
+from ctrlreward.scorers.parts import samples_log, score_parts
 
 
 class Rounded(Scorer):
@@ -38,3 +39,42 @@ def test_equal_samples_have_equal_scores_whatever_their_parts(
     assert found[1] == found[4]
     assert scorer.calls == [["one"], ["three"], ["fails"], ["two"]]
     assert "2 of 8" in caplog.text  # both rows of the text that failed
+
+
+class Stopping(Rounded):
+    """Scores two texts, and then does what the test says."""
+
+    def __init__(self, then: Any) -> None:
+        super().__init__()
+        self.then = then
+
+    def score_samples(self, samples: Samples) -> dict[str, list[float]]:
+        if len(self.calls) == 2:
+            self.then()
+        return super().score_samples(samples)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_log_that_lacks_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first part may have been removed with the file of another process."""
+    monkeypatch.setattr(parts, "MOST", 1)
+    component = Stopping(interrupt)["length"]
+    log = samples_log(tmp_path / "log.jsonl", {"length": component}, TEXTS)
+    with pytest.raises(KeyboardInterrupt):
+        score_parts({"length": component}, TEXTS, log)
+    header, _, second = log.path.read_text().splitlines(keepends=True)
+    log.path.write_text(header + second)
+    with pytest.raises(ValueError, match=r"log\.jsonl"):
+        score_parts({"length": Rounded()["length"]}, TEXTS, log)
+
+
+def test_a_log_has_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MOST", 1)
+    log = samples_log(tmp_path / "log.jsonl", {}, TEXTS)
+    component = Stopping(lambda: score_parts({"length": component}, TEXTS, log))["length"]
+    with pytest.raises(ValueError, match=r"log\.jsonl is in use"):
+        score_parts({"length": component}, TEXTS, log)
+    assert [each.name for each in tmp_path.iterdir()] == ["log.jsonl"]
