@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> None:
     add("--by", help="column that names the system of each row")
     add("--systems", nargs=2, metavar="NAME", help="two systems of the column, if it has more")
     add("--id", help="column that pairs the items (default: the first of "
-        f"{', '.join(_ITEMS)} or others that the systems share, else the position)")  # fmt: skip
+        f"{', '.join(_ITEMS)} that the systems share, else the position)")  # fmt: skip
     add("--metrics", nargs="+", action="extend", help="scores to compare, such as 'distinct_*'")
     add("--reproduction", action="store_true", help="how well two or more runs of one experiment "
         "agree (QRA++): folders of runs, or files with a row per value or system")  # fmt: skip
@@ -237,22 +237,12 @@ def _pairing(
     tables: Sequence[Sequence[Row]], item: str | None
 ) -> tuple[Sequence[Sequence[Hashable]], str]:
     """Return the item of each row of both systems, and how the items are paired, in words."""
-    present = [name for name in tables[0][0] if all(name in rows[0] for rows in tables)]
-    known = [name for name in _ITEMS if name in present]
     for rows in tables if item else ():
         require_column(rows, str(item))
-    # Also a column of any name that has the same texts in half of the rows.
-    for name in [item] if item else [*known, *(name for name in present if name not in known)]:
-        keys = [
-            [
-                c if isinstance(c := row.get(name), str) else json.dumps(c, default=str)
-                for row in rows
-            ]
-            for rows in tables
-        ]
-        shared = set(keys[0]).intersection(*keys[1:])
-        least = 1 if item else 2 if name in known else max(2, min(map(len, tables)) / 2)
-        if len(shared) >= least:
+    for name in [item] if item else _ITEMS:
+        keys = [[json.dumps(row.get(name), default=str) for row in rows] for rows in tables]
+        shared = set(keys[0]).intersection(*keys[1:]) - {"null"}
+        if len(shared) >= (1 if item else 2):
             alone = sum(len({*own} - shared) for own in keys)
             several = any(len({*own}) < len(own) for own in keys)
             means = ", several outputs of an item by their mean" * several
@@ -261,10 +251,10 @@ def _pairing(
     n = len(tables[0])
     if item or any(len(rows) != n for rows in tables):
         raise ValueError(
-            f"the systems share no value of {item or 'any column'}: name the column that pairs "
-            "their items with --id COLUMN"
+            f"the systems share no value of {item or ', '.join(_ITEMS)}: name the column that "
+            "pairs their items with --id COLUMN"
         )
-    return [range(n)] * len(tables), f"{counted(n, 'item')}, paired by position"
+    return [range(n)] * len(tables), f"{counted(n, 'item')}, paired by position: no --id is given"
 
 
 def _numeric(rows: Sequence[Row], named: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from ctrlreward.arguments import Mode
 from ctrlreward.files import read_json
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.held_out import FAIL_RATE
-from ctrlreward.runs.logs import Log, NoLog, checkpoint_folders, noted, read_log
+from ctrlreward.runs.logs import Log, NoLog, as_mapping, checkpoint_folders, noted, read_log
 from ctrlreward.runs.stored_texts import (
     READ_TEXTS,
     StoredTexts,
@@ -229,8 +229,3 @@ def _checkpoints(folder: Path, depth: int, own: Sequence[Path]) -> Iterator[tupl
             inside = any(each.resolve().is_relative_to(path.resolve()) for each in own)
             if inside or not any(True for name in _LOGS for _ in path.glob(name)):
                 yield from _checkpoints(path, depth - 1, own)
-
-
-def as_mapping(value: object) -> dict[str, Any]:
-    """Return an object of JSON; an empty one for another value."""
-    return value if isinstance(value, dict) else {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import inf, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from sys import float_info
 from typing import Any, NamedTuple, TypeAlias
 
 from ctrlreward.arguments import kind_of
-from ctrlreward.files import parse_json, read_json
+from ctrlreward.files import json_lines, parse_json, read_json
 from ctrlreward.selection.replay import DECISIONS
 from ctrlreward.tables.columns import number_of
 from ctrlreward.tables.rows import decode_utf8, no_such_file, parse_csv
@@ -114,14 +114,18 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
 def noted(folder: Path) -> dict[str, Any]:
     """Return what our callbacks wrote next to a log; empty without them."""
     file = folder / DECISIONS
-    content: dict[str, Any] = read_json(file) if file.is_file() else {}
-    return content
+    return as_mapping(read_json(file)) if file.is_file() else {}
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
     """Return the folders of checkpoints that are noted next to a log."""
-    names = noted(folder).get("folders", ())
+    names = as_mapping(noted(folder).get("folders"))
     return [Path(os.path.normpath(folder / name)) for name in names if "://" not in name]
+
+
+def as_mapping(value: object) -> dict[str, Any]:
+    """Return an object of JSON; an empty one for another value."""
+    return value if isinstance(value, dict) else {}
 
 
 def _version(log: Path) -> int:
@@ -174,8 +178,7 @@ def _read_file(path: Path) -> Log:
         log = Log("CSVLogger", path, rows)
     else:
         source, rows = "HistoryLogger" if path.name == "metrics.jsonl" else "JSON lines", []
-        for number, line in enumerate(complete.split("\n"), 1):
-            row = parse_json(line, path, number) if line.strip() else {}
+        for number, row in json_lines(complete.split("\n"), path):
             if isinstance(row, dict) and isinstance(row.get("data"), dict):
                 source, row = "verl", {**row["data"], "step": row.get("step")}
             rows += [_row(row, f"{path}:{number}")] if row else []
@@ -186,32 +189,26 @@ def _read_file(path: Path) -> Log:
 
 
 def _row(row: Any, place: str) -> LoggedStep:
-    """Return step and numbers of an object of JSON; null and infinity are NaN."""
+    """Return step and numbers of an object of JSON."""
     if not isinstance(row, dict):
         raise ValueError(f"{place} contains {kind_of(row)}, must be a JSON object")
-    step = row.get("step")
-    if isinstance(step, bool) or not isinstance(step, int | float) or not _is_finite(step):
+    step, numbers = row.get("step"), {k: v for k, v in row.items() if _is_number(v)}
+    if not _is_number(step) or not isfinite(finite_or_nan(step)):
         raise ValueError(f"{place} has the step {str(step)[:40]}, must be a number")
-    metrics = {
-        name: nan if value is None or not _is_finite(value) else float(value)
-        for name, value in row.items()
-        if name not in _NO_METRICS and isinstance(value, int | float | None)
-        and not isinstance(value, bool)
-    }  # fmt: skip
+    metrics = {k: finite_or_nan(v) for k, v in numbers.items() if k not in _NO_METRICS}
     return int(step), metrics
 
 
 def _csv_row(cells: Mapping[str, str], place: str) -> LoggedStep:
     """Return step and numbers of a row of `CSVLogger`, whose empty cells were not logged."""
-    step = number_of(cells.get("step"), f"{place}: step")
-    if not _is_finite(step):
-        raise ValueError(f"{place} has no step, must have one in a column named step")
-    return int(step), {
-        name: number_of(text, f"{place}: {name}")
-        for name, text in cells.items()
-        if text and name not in _NO_METRICS
-    }
+    logged = {"step"} | {name for name, text in cells.items() if text and name != "epoch"}
+    return _row({name: number_of(cells.get(name), f"{place}: {name}") for name in logged}, place)
 
 
-def _is_finite(value: float) -> bool:
-    return abs(value) <= float_info.max  # also of integers beyond any float
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | None) and not isinstance(value, bool)
+
+
+def finite_or_nan(value: float | None) -> float:
+    """Return a number; NaN for null, infinity, and an integer beyond any float."""
+    return nan if value is None or abs(value) > float_info.max else float(value)

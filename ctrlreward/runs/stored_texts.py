@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
-from sys import float_info
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.held_out import FAIL_RATE, prompts_digest
 from ctrlreward.models.chats import as_prompt, plain_text
+from ctrlreward.runs.logs import finite_or_nan
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_scored_file
@@ -232,7 +232,7 @@ def _by_step(texts: Sequence[_Text]) -> dict[int, StoredTexts]:
             groups=[str(order[row.of]) for row in rows],
         )
         scores = {
-            key: np.array([_number(row.scores.get(key)) for row in rows])
+            key: np.array([finite_or_nan(row.scores.get(key)) for row in rows])
             for key in sorted(names, key=lambda key: key != "score")
         }
         # A text failed if it lacks a score that its row should have.
@@ -247,7 +247,3 @@ def _by_step(texts: Sequence[_Text]) -> dict[int, StoredTexts]:
         file = rows[0].file
         steps[step] = StoredTexts(file, samples, scores, by_prompt, [*counts.values()], digest)
     return steps
-
-
-def _number(cell: float | None) -> float:
-    return float(cell) if cell is not None and abs(cell) <= float_info.max else math.nan
