@@ -9,6 +9,7 @@ import pytest
 import torch
 from counting_module import Counting
 from lightning_choice import (
+    HistoryLogger,
     ModelCheckpoint,
     ParetoCheckpoint,
     ProxyGuard,
@@ -16,6 +17,8 @@ from lightning_choice import (
     RewardEarlyStopping,
     pl,
 )
+
+from ctrlreward.files import JsonLog
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:The number of training"),
@@ -116,6 +119,32 @@ def test_our_stop_waits_for_the_minimum_of_the_trainer(limits, stopped, run, tmp
     trainer, _ = run(tmp_path, [stop], "without", **limits)
     assert (trainer.global_step, stop.stopped_step) == (stopped, stopped)
     assert stop.stopped_by == "patience_exhausted"
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_the_last_checkpoint_of_lightning_keeps_its_name(place: str, run, tmp_path: Path) -> None:
+    theirs = ModelCheckpoint(tmp_path / "ours", NAME, save_last=True)
+    trainer, _ = run(tmp_path, [theirs], place)
+    ours = next(each for each in trainer.callbacks if isinstance(each, RewardCheckpoint))
+    paths = [Path(each.last_model_path) for each in (theirs, ours)]
+    assert [path.name for path in paths] == ["last.ckpt", "last-v1.ckpt"]
+    assert all(path.is_file() for path in paths)
+
+
+@pytest.mark.parametrize("step", [None, 40.0])
+def test_an_evaluation_leaves_the_row_of_the_module(step: float | None, run, tmp_path) -> None:
+    def evaluate(folder: Path, place: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        logger = HistoryLogger(str(folder))
+        trainer, module = run(folder, [], place, logger=logger)
+        if step is not None:  # the axis of the module's rows
+            module.on_validation_epoch_end = lambda: module.log("step", step)
+        (result,) = trainer.validate(module, verbose=False)
+        return result, JsonLog(logger.path).read()[-1]
+
+    plain, beside = evaluate(tmp_path / "plain", "without"), evaluate(tmp_path / "with", "after")
+    for alone, found in zip(plain, beside, strict=True):
+        assert alone == {k: v for k, v in found.items() if not k.startswith("score/")}
+    assert plain[1]["step"] == (6 if step is None else 40)
 
 
 averaging = getattr(pl.callbacks, "EMAWeightAveraging", None)

@@ -118,14 +118,14 @@ def test_test_scores_the_best_weights(fit, counter, watch, tmp_path, kind: str) 
         return [watch([0.0, 0.25, 0.75, 0.5, 0.25], "vl"), keeper]
 
     trainer = fit(Tested(), callbacks(), logger=HistoryLogger(str(tmp_path)), max_steps=4)
-    logged = {"score/v": 0.75, "score/l": 0.25, "score/fail_rate": 0.0, "step": 2.0}
+    logged = {"score/v": 0.75, "score/l": 0.25, "score/fail_rate": 0.0, "score/scored_step": 2.0}
     assert trainer.test(ckpt_path="best", verbose=False) == [logged]
     assert trainer.validate(ckpt_path="best", verbose=False) == [logged]
     folder = tmp_path / "samples" / "score"
     best = folder / "step=000002.jsonl"
     assert (folder / "test-step=000002.jsonl").read_text() == best.read_text()
     # In another process, a logger of the same folder keeps the rows of training.
-    rows = [{"step": 2, "score/v": 0.75, "score/l": 0.25, "score/fail_rate": 0.0}]
+    rows = [{"step": 2, "score/v": 0.75, "score/l": 0.25, "score/fail_rate": 0.0, "epoch": 0}]
     before = JsonLog(tmp_path / "metrics.jsonl").read()
     assert [row["step"] for row in before] == [1, 2, 3, 4, 2, 2]
     logger = HistoryLogger(str(tmp_path))
