@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
-from ctrlreward.plots import draw_front
-from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import ParetoRule
 from ctrlreward.selection.decider import KeepsFront
-
-log = logging.getLogger(__name__)
-
-PICTURE = "front.png"
 
 
 class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
     """Checkpoint callback that keeps the Pareto front, and a `last.ckpt` per validation.
 
     Decides by `ctrlreward.selection.ParetoRule`; under a distributed strategy by the values of rank
-    0. Dominated checkpoints are removed with their adapters. When training ends, the front is drawn
-    to `front.png` in the folder of the checkpoints.
+    0. Dominated checkpoints are removed with their adapters.
 
     A validation with NaN or infinity is not kept, and a warning names the metric. A resumed run
     continues with the front of its checkpoint; a file that has been deleted is named in a warning
@@ -99,16 +90,3 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
 
     def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
         return previous != current  # the folder has the front and nothing else
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the front, also of a run that was already complete."""
-        path = Path(str(self.dirpath)) / PICTURE
-
-        def draw() -> None:
-            try:
-                draw_front(self.metrics, self.kept, self.pruned, path)
-            except ImportError as error:  # must not fail a finished run
-                log.warning("%s", error)
-
-        if self.state.kept:
-            on_rank_zero(draw)

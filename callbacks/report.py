@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,10 +31,9 @@ from ctrlreward.completion import (
     mismatch,
     unclear_input,
 )
-from ctrlreward.files import JsonLog, json_text, without_nan, write_whole
+from ctrlreward.files import json_text, without_nan, write_whole
 from ctrlreward.held_out import components_by_name
 from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of, is_sharded
-from ctrlreward.plots import Rows, draw_curves
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scores, check_columns, score
@@ -44,8 +42,6 @@ from ctrlreward.scorers.records import explain_some, read_scored_file, write_sco
 from ctrlreward.selection.best import LAST_STEP, BestRule
 from ctrlreward.selection.decider import Keeps
 from ctrlreward.sharded_weights import whole_weights
-
-log = logging.getLogger(__name__)
 
 
 class BeforeAfterMixin(CallbackMixin):
@@ -57,10 +53,10 @@ class BeforeAfterMixin(CallbackMixin):
 
     Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and a `<name>.jsonl`
     of each entry of `others`, texts with scores and judges, eight of them with explanations;
-    `curves.png` if a `HistoryLogger` writes there; and `summary.json`: of each score and judge the
-    mean or AUC before, after and of the others, their differences with a 95 % interval (paired
-    bootstrap over groups of samples) and the number of failed texts; steps, selection, directions
-    and seconds. A resumed run reads `before.jsonl` back, and computes missing scores and judges.
+    and `summary.json`: of each score and judge the mean or AUC before, after and of the others,
+    their differences with a 95 % interval (paired bootstrap over groups of samples) and the number
+    of failed texts; steps, selection, directions and seconds. A resumed run reads `before.jsonl`
+    back, and computes missing scores and judges.
 
     Args:
         scores: As in `GenerationScorer`. Differences are reported for the first one.
@@ -167,8 +163,8 @@ class BeforeAfterMixin(CallbackMixin):
         if trainer.is_global_zero:
             folder = Path(trainer.default_root_dir)
             sets = {name: self._scored(folder, name) for name in ("before", "after", *self.others)}
-            rows, facts = JsonLog(folder / "metrics.jsonl").read() or None, run_facts(trainer)
-            write_comparison(folder, self.components, self.judges, sets, facts, self.seconds, rows)
+            facts = run_facts(trainer)
+            write_comparison(folder, self.components, self.judges, sets, facts, self.seconds)
 
     def release(self) -> None:
         """Free the scorers' models."""
@@ -270,12 +266,10 @@ def write_comparison(
     sets: Mapping[str, tuple[Samples, Mapping[str, Scores]]],
     facts: Mapping[str, Any],
     seconds: Mapping[str, float],
-    history: Rows | None,
 ) -> None:
     """Write and print the comparison of `BeforeAfter`.
 
-    `sets` has `"before"`, `"after"` and others → texts and scores; `facts` are of `run_facts`,
-    `history` the rows of metrics for the curves.
+    `sets` has `"before"`, `"after"` and others → texts and scores; `facts` are of `run_facts`.
     """
     specs = {f"score/{name}": component.spec for name, component in components.items()}
     specs |= {f"judges/{name}": judge.score.spec for name, judge in judges.items()}
@@ -287,13 +281,7 @@ def write_comparison(
         "ranges": {**facts["ranges"], **{key: s.bounds for key, s in specs.items()}},
         "seconds": {**seconds, "total": sum(seconds.values())},
     }
-    content = without_nan(summary)
-    write_whole(folder / "summary.json", json_text(content))
-    if history is not None:
-        try:
-            draw_curves(history, content, folder / "curves.png")
-        except ImportError as error:  # matplotlib is optional
-            log.warning("%s", error)
+    write_whole(folder / "summary.json", json_text(without_nan(summary)))
     print(console_table(summary), flush=True)
 
 

@@ -2,7 +2,6 @@ from . import adapters as adapters
 from . import callbacks as callbacks
 from . import functional as functional
 from . import huggingface as huggingface
-from . import plots as plots
 from . import policy as policy
 from . import runs as runs
 from . import scorers as scorers

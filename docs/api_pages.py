@@ -18,7 +18,7 @@ from typing import Any
 # In this order: the first module that exports a name describes it.
 MODULES = [
     *("scorers", "callbacks", "policy", "huggingface", "selection", "functional", "serving"),
-    *("runs", "preferences", "probing", "plots", "models"),
+    *("runs", "preferences", "probing", "models"),
     *("adapters.trl", "adapters.verl", "adapters.openrlhf", "adapters.torchmetrics"),
     *("adapters.best_checkpoint", "serving.get_reward", "", "lightning"),
 ]

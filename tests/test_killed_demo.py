@@ -122,7 +122,6 @@ def test_the_report_covers_the_run(uncut: Demo) -> None:
     assert summary["before"]["generations"] == 16
     assert set(summary["seconds"]) == {"start", "before", "train", "after", "total"}
     assert Path(summary["best_checkpoint"], "adapter_model.safetensors").exists()
-    assert (uncut.folder / "curves.png").stat().st_size > 10_000
     assert (uncut.folder / "config.yaml").exists()
 
 

@@ -167,7 +167,6 @@ EXTRA_ALONE = [
 
 COMMAND = "from ctrlreward.cli import main; main({})"
 MISSING = {
-    "plots": "from ctrlreward.plots import new_figure; new_figure(1, 1)",
     "parquet": COMMAND.format("score texts.parquet b.csv --scorers Distinct".split()),
     "lightning": "import ctrlreward.lightning",
     "serve": COMMAND.format(["serve", "reward.yaml"]),

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ctrlreward.scorers.base import ScoreSpec
 
 
+ARROWS: dict[str | None, str] = {"max": " ↑", "min": " ↓", None: ""}
+"""Sign of a better direction, after the name of a score."""
+
+
 def examples_epilog(examples: Sequence[str]) -> str:
     """Return the end of a command's help: one line per example."""
     return "\n".join(["examples:", *(f"  {example}" for example in examples)])

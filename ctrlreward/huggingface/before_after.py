@@ -18,7 +18,7 @@ from ctrlreward.callbacks.report import scored_texts, selection_facts, write_com
 from ctrlreward.held_out import HeldOutScorer
 from ctrlreward.huggingface.decision import RewardCheckpoint, RewardEarlyStopping
 from ctrlreward.huggingface.generation import GenerationScorer, TrainerGenerator, check_own
-from ctrlreward.huggingface.run_state import directions, history, plain_names
+from ctrlreward.huggingface.run_state import directions, plain_names
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import Scores, check_columns
@@ -32,9 +32,8 @@ class BeforeAfter(TrainerCallback):
 
     Generates and scores before the first step, and again when training has ended: with
     `load_best_model_at_end=True`, by the checkpoint that `RewardCheckpoint` selected. Prints a
-    table, and writes `before.jsonl`, `after.jsonl`, `summary.json` and `curves.png` to
-    `output_dir`, like `ctrlreward.callbacks.BeforeAfter`. A resumed run reads `before.jsonl` back.
-    The figure needs `pip install 'ctrlreward[plots]'`.
+    table, and writes `before.jsonl`, `after.jsonl` and `summary.json` to `output_dir`, like
+    `ctrlreward.callbacks.BeforeAfter`. A resumed run reads `before.jsonl` back.
 
     Args:
         trainer: The trainer to which the callback is added.
@@ -84,8 +83,8 @@ class BeforeAfter(TrainerCallback):
         self._measure("after")
         if state.is_world_process_zero:
             sets = {name: self._scored(name) for name in ("before", "after")}
-            scores, facts, rows = self.held_out.components, self._facts(args, state), history(state)
-            write_comparison(self._folder, scores, self.judges, sets, facts, self._seconds, rows)
+            scores, facts = self.held_out.components, self._facts(args, state)
+            write_comparison(self._folder, scores, self.judges, sets, facts, self._seconds)
         for component in self._components.values():
             component.scorer.release()
 

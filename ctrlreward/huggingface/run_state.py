@@ -18,7 +18,6 @@ from transformers import TrainerCallback
 from transformers import TrainerState as State
 
 from ctrlreward.arguments import Mode, better_direction
-from ctrlreward.files import finite_or_none
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection.metrics import Evidence, Snapshot, direction_of_name
 
@@ -138,17 +137,6 @@ def plain_names(state: State) -> dict[str, str]:
         for key in logged
         if key.startswith(PREFIX) and (name := key.removeprefix(PREFIX)) not in logged
     }
-
-
-def history(state: State) -> list[dict[str, Any]]:
-    """Return the log as the rows that a `HistoryLogger` would have."""
-    names = _AS_UNDER_LIGHTNING | plain_names(state)
-    rows = cast(list[dict[str, Any]], state.log_history)
-    numbers = [{k: v for k, v in row.items() if isinstance(v, int | float)} for row in rows]
-    return [
-        {**{names.get(k, k): finite_or_none(v) for k, v in row.items()}, "step": row["step"]}
-        for row in numbers
-    ]
 
 
 def directions(state: State) -> dict[str, Mode]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ctrlreward.arguments import Mode, counted
 from ctrlreward.command_line.terminal import (
+    ARROWS,
     number_table,
     plain_console,
     plain_parser,
@@ -124,9 +125,8 @@ def run(arguments: list[str]) -> None:
             write_whole(Path(options.output), json_text(content))
     table = number_table(["score"], [*systems, "items", "failed"], show_edge=False)
     for each in comparisons:
-        arrow = {"max": " ↑", "min": " ↓", None: ""}[each.mode]
         means = map(_number, each.means.values())
-        table.add_row(each.score + arrow, *means, str(each.items), str(each.failed))
+        table.add_row(each.score + ARROWS[each.mode], *means, str(each.items), str(each.failed))
     console = plain_console()
     console.print(pairing, soft_wrap=True)
     console.print(table)

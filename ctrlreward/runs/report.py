@@ -12,7 +12,6 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from datetime import datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ctrlreward.command_line.terminal import plain_parser, printable, user_errors
+from ctrlreward.command_line.terminal import ARROWS, plain_parser, printable, user_errors
 from ctrlreward.files import json_text, write_whole
-from ctrlreward.plots import arrowed
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.report_contents import contents
 from ctrlreward.runs.select import add_rule_options
@@ -82,7 +80,7 @@ def page(report: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": _number, "arrow": partial(arrowed, "")}
+    environment.filters |= {"number": _number, "arrow": ARROWS.get}
     data = {key: report[key] for key in ("charts", "marks", "texts")}
     return environment.get_template("page.html").render(
         run=report,

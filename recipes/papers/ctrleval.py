@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 import ctrlreward
-from ctrlreward.files import json_text, write_whole
+from ctrlreward.extras import import_extra
+from ctrlreward.files import json_text, whole_file, write_whole
 from ctrlreward.functional.ctrleval import weighted_mean
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.plots import finish_panel, new_figure, save_figure
 from ctrlreward.ratings.correlations import STATISTICS, correlate
 from ctrlreward.ratings.rated_files import Rated, read_rated
 from ctrlreward.ratings.report import cell, print_table, report_correlations
@@ -173,7 +173,8 @@ def draw(record: Mapping[str, Any], explanation: Explanation, path: Path) -> Non
     """Draw Figures 2 to 4, a row of panels each, and the evaluators of one text (Figure 5)."""
     studies = {"figure_2": "system", "figure_3": "level", "figure_4": "evaluators"}
     studies = {study: x for study, x in studies.items() if study in record}
-    figure = new_figure(11, 3 * len(studies) + 4)
+    matplotlib = import_extra("matplotlib.figure", "a figure")
+    figure = matplotlib.Figure(figsize=(11, 3 * len(studies) + 4), layout="constrained")
     grid = figure.add_gridspec(len(studies) + 1, 3)
     for place, (study, x) in enumerate(studies.items()):
         rows = [{"rating": RELEVANCE, "score": RELEVANCE, **row} for row in record[study]]
@@ -186,17 +187,19 @@ def draw(record: Mapping[str, Any], explanation: Explanation, path: Path) -> Non
                     means, errors = ([r[end] for r in means] for end in ("mean", "deviation"))
                     panel.errorbar([r[x] for r in shown], means, errors, fmt="none", alpha=0.4)
                 panel.plot([r[x] for r in shown], means, marker="o", markersize=2.5, label=score)
-            finish_panel(panel, f"{study}: {rating}", x, "Pearson r", legend=True)
+            panel.set(title=f"{study}: {rating}", xlabel=x, ylabel="Pearson r")
+            panel.legend(fontsize=7)
     bars = sorted(explanation.evaluators, key=lambda e: -e.weight)[:12]
     for column, part in ((1, "score"), (2, "weight")):
         panel = figure.add_subplot(grid[-1, column])
         panel.barh(range(len(bars)), [getattr(e, part) for e in bars])
         panel.invert_yaxis()
-        finish_panel(panel, f"figure_5: {explanation.score:.3f}", part, grid="x")
+        panel.set(title=f"figure_5: {explanation.score:.3f}", xlabel=part)
         labels = [f"{e.left[-24:]} [{e.target[:40]}] {e.right[:24]}" for e in bars]
         # A text with two dollar signs is not a formula.
         panel.set_yticks(range(len(bars)), labels if column == 1 else [], parse_math=False)
-    save_figure(figure, path)
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=130, format=path.suffix[1:] or "png")
 
 
 def print_published(file: str) -> None:

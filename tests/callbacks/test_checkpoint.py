@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +161,7 @@ def test_the_folder_holds_the_front_and_nothing_else(fit, tuned, ab, kept) -> No
     front = ["step=000003-a=0.125-b=0.875", "step=000004-a=0.375-b=0.500"]
     front += ["step=000006-a=0.750-b=0.375"]
     expected = [f"{name}{end}" for name in [*front, "last"] for end in (".ckpt", "-adapter")]
-    assert names(kept) == sorted([*expected, "front.png"])
-    assert (kept / "front.png").read_bytes()[:4] == b"\x89PNG"
+    assert names(kept) == sorted(expected)
     for step, name in zip((3, 4, 6), front, strict=True):
         saved = torch.load(kept / f"{name}.ckpt", weights_only=True)
         assert saved["global_step"] == saved["state_dict"]["weight"] == step
@@ -208,14 +206,12 @@ def test_a_front_has_the_files_of_its_folder(fit, counter, ab, kept, folder: str
 
 
 def test_a_dominated_checkpoint_is_removed_even_if_the_run_resumed_from_it(
-    fit, counter, ab, kept, monkeypatch, caplog
+    fit, counter, ab, kept
 ) -> None:
     def run(steps: int, ckpt_path: str | None) -> None:
         keeper = ParetoCheckpoint(BOTH, dirpath=str(kept), save_last=False)
         fit(counter(), [keeper, ab()], max_steps=steps, ckpt_path=ckpt_path)
 
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     run(2, None)
     run(6, str(kept / "step=000002-a=0.625-b=0.250.ckpt"))
     assert [int(name[5:11]) for name in names(kept)] == [3, 4, 6]
-    assert "ctrlreward[plots]" in caplog.text  # which does not fail a run

@@ -186,7 +186,6 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
     assert set(seconds) == {"start", "before", "train", "after", "total"}
     assert seconds["total"] == pytest.approx(sum(seconds.values()) / 2)
     assert f"v, after - before: {report['difference']:+.3f} (95 % i" in capsys.readouterr().out
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_a_resumed_run_keeps_the_texts_and_adds_what_is_missing(compare, tmp_path) -> None:
@@ -250,7 +249,6 @@ def test_without_a_finite_score_the_last_policy_is_evaluated(compare, tmp_path) 
     for entry in summary["judges"].values():
         assert entry["before"] is entry["after"] is entry["difference"] is None
         assert entry["failed"] == {"before": 8, "after": 8}
-    assert (tmp_path / "curves.png").exists()
 
 
 def test_texts_stay_where_a_judge_raises(compare, tmp_path) -> None:

@@ -17,7 +17,6 @@ def test_the_cells_train_look_and_select(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end
     cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -35,4 +34,4 @@ def test_the_cells_train_look_and_select(
     assert f"selected step {selected}" in printed
     # The replay without evidence chooses by the same means and constraint.
     assert names["rule"].best(names["state"]) == selected
-    assert Path(names["FOLDER"], "curves.png").is_file()
+    assert Path(names["FOLDER"], "report.html").is_file()

@@ -15,7 +15,6 @@ from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import read_config
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import TrainCLI, build
-from ctrlreward.plots import curve
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRANSFER = CONFIGS / "textual_transfer"
@@ -89,10 +88,10 @@ def test_the_smoke_run_of_a_recipe_goes_through_all_its_parts(
     assert f"smoke run: {root}" in capsys.readouterr().err
     history = JsonLog(root / "metrics.jsonl").read()
     for key in {"reward/total", "score/attribute_relevance"} | logged:
-        assert len(curve(history, key)[0]) == 2
+        assert len([row for row in history if key in row]) == 2
     summary = json.loads((root / "summary.json").read_text())
     assert (summary["steps"], summary["before"]["generations"]) == (2, texts)
-    assert {"before.jsonl", "after.jsonl", "checkpoints", "curves.png", "samples", "wandb"} <= {
+    assert {"before.jsonl", "after.jsonl", "checkpoints", "samples", "wandb"} <= {
         path.name for path in root.iterdir()
     }
     assert 'class="verdict' in (root / "report.html").read_text()

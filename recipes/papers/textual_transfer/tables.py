@@ -26,10 +26,9 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
 from ctrlreward.extras import import_extra
-from ctrlreward.files import JsonLog, json_line, json_text, read_json, write_whole
+from ctrlreward.files import JsonLog, json_line, json_text, read_json, whole_file, write_whole
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.models.words import separate_words
-from ctrlreward.plots import SERIES, curve, finish_panel, mark_steps, new_figure, save_figure
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.ratings.correlations import correlate
 from ctrlreward.ratings.report import markdown_table
@@ -261,7 +260,12 @@ def read_run(folder: Path) -> TransferRun:
     """
     history = JsonLog(folder / "metrics.jsonl").read()
     curves = {
-        name: dict(zip(*curve(history, f"score/corpus/{name}"), strict=True)) for name in FIGURES
+        name: {
+            row["step"]: value
+            for row in history
+            if (value := row.get(f"score/corpus/{name}")) is not None and isfinite(value)
+        }
+        for name in FIGURES
     }
     steps = [step for step in curves["accuracy"] if all(step in curves[n] for n in [*FIGURES][:3])]
     if not steps:
@@ -359,10 +363,11 @@ def draw_paths(runs: Sequence[TransferRun], path: Path) -> None:
     The left panel has the error rate, 1 - Acc, on x and Sim on y, so that upper left is better; the
     right one Sim on x and PP on y, so that lower right is better.
     """
-    figure = new_figure(9.6, 3.8)
+    matplotlib = import_extra("matplotlib.figure", "a figure")
+    figure = matplotlib.Figure(figsize=(9.6, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     for number, run in enumerate(runs):
-        style = {"color": SERIES[number % len(SERIES)], "marker": "osD^vP"[number // len(SERIES)]}
+        style = {"color": f"C{number % 10}", "marker": "osD^vP"[number // 10]}
         rows = run.validations
         sides = (
             (left, [(1 - v["accuracy"], v["similarity"]) for v in rows]),
@@ -371,10 +376,13 @@ def draw_paths(runs: Sequence[TransferRun], path: Path) -> None:
         for panel, points in sides:
             xs, ys = zip(*points, strict=True)
             panel.plot(xs, ys, **style, markersize=4, linewidth=1, label=run.name)
-            mark_steps(panel, [rows[-1]["step"]], points[-1:])
-    finish_panel(left, "content against style", "error rate ↓", "similarity ↑", legend=True)
-    finish_panel(right, "fluency against content", "similarity ↑", "perplexity ↓")
-    save_figure(figure, path)
+            last = str(rows[-1]["step"])
+            panel.annotate(last, points[-1], (4, 4), textcoords="offset points", fontsize=7)
+    left.set(title="content against style", xlabel="error rate ↓", ylabel="similarity ↑")
+    left.legend(fontsize=7)
+    right.set(title="fluency against content", xlabel="similarity ↑", ylabel="perplexity ↓")
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=130, format=path.suffix[1:] or "png")
 
 
 def main(arguments: Sequence[str]) -> None:

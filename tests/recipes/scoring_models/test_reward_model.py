@@ -13,7 +13,6 @@ import pytest
 from ctrlreward import RewardModel, Samples
 from ctrlreward.cli import main
 from ctrlreward.files import JsonLog
-from ctrlreward.plots import curve
 from ctrlreward.recipes.scoring_models import reward_model
 from ctrlreward.tables.rows import read_rows
 
@@ -67,7 +66,7 @@ def test_smoke(
     history = JsonLog(root / "metrics.jsonl").read()
     held_out = (f"score/{name}" for name in ("reward", "held_out_reward", "distinct_2", "length"))
     for key in ("reward/total", "guard/alarm", *held_out):
-        assert len(curve(history, key)[0]) == 2
+        assert len([row for row in history if key in row]) == 2
     assert json.loads((root / "summary.json").read_text())["steps"] == 2
     assert 'class="verdict' in (root / "report.html").read_text()
 
