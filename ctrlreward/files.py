@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import io
 import json
 import math
@@ -11,7 +12,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsFloat
 
@@ -20,6 +21,8 @@ import numpy.typing as npt
 import yaml
 
 from ctrlreward.ranks import fail_together, on_rank_zero
+
+_UNTOUCHED = 3600.0  # seconds after which another machine's temporary file is a killed process's
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -35,45 +38,44 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder, must be a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = _beside(path, "unfinished")
-    unfinished.unlink(missing_ok=True)
+    unfinished = _prepared(path)
     unfinished.touch(exist_ok=False)
     unfinished.unlink()
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write in parts, which appears or replaces the old one whole, or never."""
-    unfinished = _beside(path, "unfinished")
+    """Yield a file to write in parts, which appears or replaces the old one whole, or never.
+
+    Of several processes that write it at once, the last one's file stays.
+    """
     with _named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.unlink(missing_ok=True)  # a link is not followed
+        unfinished = _prepared(path)
         try:
             with open(unfinished, "xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
+            _sync(path.parent)
         finally:
             unfinished.unlink(missing_ok=True)
 
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill, and rename it to `path` at the end.
+    """Yield an empty folder to fill, and rename it to `path` at the end, synced to disk.
 
-    An existing folder stays if filling raises or the process is killed; between the last two
-    renames, it is in the same folder as `.NAME.replaced`.
+    An existing folder stays if filling raises or the process is killed. Between the last two
+    renames it is `.NAME.PROCESS.replaced` in the same folder, which the next write puts back.
     """
-    unfinished = _beside(path, "unfinished")
-    _clear(path)
-    unfinished.mkdir(parents=True)
+    unfinished = _prepared(path)
+    unfinished.mkdir()
     try:
         yield unfinished
         _put(unfinished, path)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _prepared(path)
 
 
 def write_by_ranks(path: Path, write: Callable[[Path], None]) -> None:
@@ -83,8 +85,7 @@ def write_by_ranks(path: Path, write: Callable[[Path], None]) -> None:
         path: The file or folder, the same on each rank. It is replaced as by `whole_folder`.
         write: Writes this rank's part at another path, which does not exist before.
     """
-    unfinished = _beside(path, "unfinished")
-    on_rank_zero(lambda: _clear(path))
+    unfinished = on_rank_zero(lambda: _prepared(path))
     try:
         fail_together(lambda: write(unfinished))
     except BaseException:
@@ -95,39 +96,80 @@ def write_by_ranks(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def remove_at_once(path: Path) -> None:
-    """Remove a folder; a process that is killed leaves it whole, or parts as `.NAME.replaced`."""
-    replaced = _beside(path, "replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    path.rename(replaced)
-    shutil.rmtree(replaced)
+    """Remove a folder; a process that is killed leaves it whole, or hidden parts of it."""
+    unfinished = _prepared(path)
+    path.rename(unfinished)
+    shutil.rmtree(unfinished)
 
 
-def _clear(path: Path) -> None:
-    """Remove what a run that was killed left for `path`."""
-    for leftover in (_beside(path, "unfinished"), _beside(path, "replaced")):
-        if os.path.lexists(leftover):
-            remove(leftover)
+def remove_unfinished(folder: Path, name: str) -> None:
+    """Remove what killed processes did not finish, and put back what they were replacing.
+
+    Those are files and folders; `name` is a pattern. What a process of this machine is writing
+    stays, as does what one of another machine has written to in the last hour.
+    """
+    for what in ("replaced", "unfinished"):
+        for leftover in folder.glob(f".{name}.*.{what}"):
+            own, process, _ = leftover.name[1:].rsplit(".", 2)
+            with suppress(FileNotFoundError):  # another process did the same
+                if _may_run(process, leftover):
+                    continue
+                if what == "replaced" and not (folder / own).exists():
+                    leftover.rename(folder / own)
+                else:
+                    remove(leftover)
+
+
+def _prepared(path: Path) -> Path:
+    """Return the temporary name of this process for `path`, free after what killed ones left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(path.parent, glob.escape(path.name))
+    return _beside(path, "unfinished")
 
 
 def _put(unfinished: Path, path: Path) -> None:
-    """Rename a finished file or folder, which replaces the one at `path`."""
+    """Rename a finished file or folder, synced to disk, which replaces the one at `path`."""
+    for each in (unfinished, *unfinished.rglob("*")):
+        _sync(each)
+    replaced = None
     if path.is_dir() or (path.exists() and unfinished.is_dir()):
-        replaced = _beside(path, "replaced")
-        path.rename(replaced)
-        unfinished.rename(path)
-        remove(replaced)
-    else:
-        unfinished.rename(path)
+        replaced = path.rename(_beside(path, "replaced"))
+    unfinished.rename(path)
+    _sync(path.parent)
+    if replaced:
+        remove(replaced.rename(unfinished))  # a part of it must not be put back
 
 
-def remove_unfinished(folder: Path, name: str, older: float = 0.0) -> None:
-    """Remove the files and folders that a killed process did not finish; `name` is a pattern.
+def _sync(path: Path) -> None:
+    """Sync a file, or the names in a folder, to disk."""
+    with suppress(OSError) if path.is_dir() else nullcontext():  # some systems sync no folders
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
-    Only those that are older than some seconds, where another process may be writing.
-    """
-    for leftover in folder.glob(f".{name}.unfinished"):
-        if time.time() - leftover.lstat().st_mtime >= older:
-            remove(leftover)
+
+def _beside(path: Path, what: str) -> Path:
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}.{what}")
+
+
+def _machine() -> str:
+    return platform.node().partition(".")[0]
+
+
+def _may_run(process: str, leftover: Path) -> bool:
+    """Return whether the process of a temporary name, other than this one, may be writing it."""
+    machine, _, number = process.rpartition("-")
+    if machine != _machine() or os.name != "posix":
+        return time.time() - leftover.lstat().st_mtime < _UNTOUCHED
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return int(number) != os.getpid()
 
 
 def parse_json(text: str | bytes, path: Path | str, first_line: int = 1) -> Any:
@@ -270,7 +312,12 @@ class JsonLog:
 
     def held(self) -> AbstractContextManager[None]:
         """Hold the log: a ValueError if another process does."""
-        return hold(_beside(self.path, "lock"), self.path, "Wait for its end.", temporary=True)
+        return hold(
+            self.path.with_name(f".{self.path.name}.lock"),
+            self.path,
+            "Wait for its end.",
+            temporary=True,
+        )
 
     def _not_a_log(self, why: str = "") -> ValueError:
         return ValueError(
@@ -364,10 +411,6 @@ def _named(path: Path) -> Iterator[None]:
                 note = "Earlier files are complete. Free space, or write elsewhere, and resume."
                 error.add_note(note)
         raise
-
-
-def _beside(path: Path, what: str) -> Path:
-    return path.with_name(f".{path.name}.{what}")
 
 
 def remove(path: Path) -> None:

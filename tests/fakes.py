@@ -6,6 +6,7 @@ Other processes import them, and files and command lines name them: `fakes.Lette
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import threading
 import time
@@ -29,6 +30,13 @@ SHARE = ScoreSpec(higher_is_better=True, range=(0.0, 1.0))
 def die_at() -> str:
     """Return the text at which the process is killed, as a machine that is switched off."""
     return os.environ.get("KILL_AT", "\n")
+
+
+def left_by_killed(path: Path, what: str = "unfinished") -> Path:
+    """Return the name of what a killed process left for a file or folder."""
+    beyond_all = 2**22 + 1  # no process has this number
+    machine = platform.node().partition(".")[0]
+    return path.with_name(f".{path.name}.{machine}-{beyond_all}.{what}")
 
 
 def _ratio(counts: Scores, lengths: Scores) -> float:

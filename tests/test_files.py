@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
 import resource
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from fakes import left_by_killed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +23,7 @@ from ctrlreward.files import (
     hold,
     read_jsonl,
     remove_at_once,
+    whole_file,
     whole_folder,
     write_by_ranks,
     write_whole,
@@ -35,12 +40,15 @@ def test_a_file_and_its_folders(tmp_path: Path) -> None:
 
 
 def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    own = left_by_killed(out).name.replace(str(2**22 + 1), str(os.getpid()))
     for name in ("victim", "absent"):
         (tmp_path / "victim").write_text("precious")
-        (tmp_path / ".out.csv.unfinished").symlink_to(name)
-        check_writable(tmp_path / "out.csv")
-        (tmp_path / ".out.csv.unfinished").symlink_to(name)
-        write_whole(tmp_path / "out.csv", "new")
+        for link in (left_by_killed(out), left_by_killed(out).with_name(own)):
+            link.symlink_to(name)
+            check_writable(out)
+            link.symlink_to(name)
+            write_whole(out, "new")
     assert sorted(os.listdir(tmp_path)) == ["out.csv", "victim"]
     assert (tmp_path / "victim").read_text() == "precious"
 
@@ -55,8 +63,8 @@ def test_blank_lines_of_json_lines_are_skipped(tmp_path: Path) -> None:
 
 def test_a_folder_takes_the_place_of_another_or_leaves_it(tmp_path: Path) -> None:
     model = tmp_path / "up" / "model"
-    for leftover in (".model.unfinished/old", ".model.replaced"):  # of a run that was killed
-        (model.parent / leftover).mkdir(parents=True)
+    (left_by_killed(model) / "old").mkdir(parents=True)
+    left_by_killed(model, "replaced").mkdir()
     for content in ("first", "second"):
         with whole_folder(model) as folder:
             assert os.listdir(folder) == []
@@ -66,6 +74,74 @@ def test_a_folder_takes_the_place_of_another_or_leaves_it(tmp_path: Path) -> Non
         (folder / "missing").rename(folder / "half")
     assert os.listdir(model.parent) == ["model"]
     assert os.listdir(model) == ["second"]
+
+
+def test_of_two_writers_the_last_file_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "decisions.json"
+    with whole_file(path) as file:
+        file.write(b"half of ")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", os.getppid)  # another process, which is alive
+            write_whole(path, "theirs")
+        assert path.read_text() == "theirs"
+        file.write(b"ours")
+    assert path.read_text() == "half of ours"
+    assert os.listdir(tmp_path) == ["decisions.json"]
+
+
+def killed_while_replacing(path: Path, renames: int) -> None:
+    """Replace a folder in a process that is killed at a rename, or by 0 while it fills the new."""
+
+    def write() -> None:
+        done = iter(range(1, 9))
+        rename = Path.rename
+
+        def renamed(self: Path, target: Path) -> Path:
+            if path in (self, target) and next(done) == renames:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return rename(self, target)
+
+        Path.rename = renamed  # type: ignore[method-assign, assignment]
+        with whole_folder(path) as folder:
+            (folder / "new").touch()
+            if not renames:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=write)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_two_kills_leave_a_copy(tmp_path: Path) -> None:
+    """The first after the old folder was renamed, the second while the next run fills another."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "old").touch()
+    killed_while_replacing(model, 2)
+    killed_while_replacing(model, 0)
+    assert os.listdir(model) == ["old"]
+    with whole_folder(model) as folder:
+        (folder / "new").touch()
+    assert os.listdir(model) == ["new"]
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_files_and_their_names_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = set[int](), os.fsync
+
+    def recorded(file: Any) -> None:
+        synced.add(os.fstat(file).st_ino)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    write_whole(tmp_path / "a" / "file", "content")
+    with whole_folder(tmp_path / "b" / "folder") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").touch()
+    assert synced >= {each.stat().st_ino for each in tmp_path.rglob("*")}
 
 
 def test_a_log_keeps_every_complete_line(tmp_path: Path) -> None:
@@ -211,7 +287,7 @@ def test_a_folder_that_was_not_removed_to_its_end_is_hidden(
         patched.setattr("shutil.rmtree", fails)
         with pytest.raises(OSError, match="killed"):
             remove_at_once(path)
-    assert [each.name for each in tmp_path.iterdir()] == [".best.replaced"]
+    assert [each.name.split(".")[-1] for each in tmp_path.iterdir()] == ["unfinished"]
     path.mkdir()
     remove_at_once(path)
     assert list(tmp_path.iterdir()) == []

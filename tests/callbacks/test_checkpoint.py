@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import left_by_killed
 from lightning_choice import (
     AdapterExporter,
     MisconfigurationException,
@@ -44,9 +45,10 @@ def test_default_folder_and_a_file_name_of_the_users(fit, counter, watch, tmp_pa
 
 @pytest.mark.lightning
 def test_adapters_are_written_and_removed_with_their_checkpoints(fit, tuned, watch, kept) -> None:
-    for name in (".last-adapter.unfinished", ".last-adapter.replaced"):  # of a killed run
-        (kept / name).mkdir(parents=True)
-        (kept / name / "half").touch()
+    for what in ("unfinished", "replaced"):
+        left = left_by_killed(kept / "last-adapter", what)
+        left.mkdir(parents=True)
+        (left / "half").touch()
     keeper = RewardCheckpoint("score/v", dirpath=str(kept), save_top_k=2)
     assert isinstance(tuned(), AdapterExporter)
     fit(tuned(), [keeper, watch(VALUES)], max_steps=5)

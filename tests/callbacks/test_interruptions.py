@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import left_by_killed
 from lightning_choice import HistoryLogger, RewardCheckpoint
 from module_files import load
 from warm_python import WarmProcess
@@ -48,14 +49,14 @@ def ended(folder: Path) -> dict[str, dict[str, Any]]:
         kept = place / "kept"
         found[how] = {
             "code": code,
-            "unfinished": [path.name for path in kept.iterdir() if path.name.startswith(".")],
+            "unfinished": [p.name.split(".")[:3] for p in kept.iterdir() if p.name.startswith(".")],
             "whole": [weight_of(path) for path in sorted(kept.glob("*.ckpt"))],
             "rows": (place / "metrics.jsonl").read_text().splitlines(),
             "texts": sorted(path.name for path in (place / "samples" / "score").iterdir()),
         }
-        for name in ("samples/score/.step=000009.jsonl.unfinished", "kept/.last.ckpt.unfinished"):
-            (place / name).write_text("half of")
-        (kept / ".step=3-adapter.unfinished").mkdir()
+        for name in ("samples/score/step=000009.jsonl", "kept/last.ckpt"):
+            left_by_killed(place / name).write_text("half of")
+        left_by_killed(kept / "step=3-adapter").mkdir()
         interrupted_runs.fit(place, ckpt_path="last")
     return found
 
@@ -83,7 +84,7 @@ def test_what_an_interrupted_run_leaves(run: str, folder: Path, ended) -> None:
     last, *best = left["whole"]
     ends = {"raise": (4, [2, 4]), "sigterm": (6, [4, 6]), "sigkill": (4, [4, 6])}
     assert (last, best) == ends[run]
-    assert left["unfinished"] == [".last.ckpt.unfinished"] * (run == "sigkill")
+    assert left["unfinished"] == [["", "last", "ckpt"]] * (run == "sigkill")
     steps = [row["step"] for row in map(json.loads, left["rows"]) if "loss" in row]
     assert steps == list(range(1, 6 if run == "raise" else 7))
     written = (2, 4) if run == "raise" else (2, 4, 6)

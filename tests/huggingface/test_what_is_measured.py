@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asked_models import inputs_seen
-from fakes import Scripted
+from fakes import Scripted, left_by_killed
 from trainer_runs import SAVING, tiny_trainer, train
 from transformers import (
     AutoModelForCausalLM,
@@ -250,7 +250,7 @@ def test_a_run_resumed_with_other_completions_has_a_new_reference(
         best, stop = RewardCheckpoint("score/a"), RewardEarlyStopping("score/a", patience=4)
         trainer.add_callback(best)
         trainer.add_callback(stop)
-        left = tmp_path / "samples" / "score" / ".step=000009.jsonl.unfinished"
+        left = left_by_killed(tmp_path / "samples" / "score" / "step=000009.jsonl")
         left.parent.mkdir(parents=True, exist_ok=True)
         left.write_text("half of")
         trainer.train(resume_from_checkpoint=steps == 6)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from fakes import left_by_killed
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -181,8 +182,8 @@ def test_a_failed_build_leaves_nothing(cache: Path) -> None:
     with pytest.raises(RuntimeError, match="no space"):
         build_once("toy", fail)
     assert files_of(cache) <= {".toy.lock"}
-    (cache / ".toy.unfinished").mkdir()  # as a killed process does
-    (cache / ".toy.unfinished" / "half").touch()
+    left_by_killed(cache / "toy").mkdir()
+    (left_by_killed(cache / "toy") / "half").touch()
     folder = build_once("toy", lambda folder: (folder / "whole").touch())
     assert files_of(folder) == {"whole"}
 
