@@ -106,19 +106,22 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, also of a script's use")
     options = parser.parse_args(arguments)
     with user_errors():
-        stored = read_stored_run(
-            options.run, Path(options.checkpoints) if options.checkpoints else None
+        place = Path(options.checkpoints) if options.checkpoints else None
+        select(read_stored_run(options.run, place), options)
+
+
+def select(stored: StoredRun, options: Any) -> None:
+    """Decide by the options of `add_rule_options`, and print; exit with 1 if nothing is chosen."""
+    if not any(getattr(options, name) for name in RULE_OPTIONS):
+        raise ValueError(
+            "no score is given. Use --maximise KEY, --minimise KEY or --pareto A,B. "
+            f"{stored.log} has the keys {_listed(stored)}"
         )
-        if not any(getattr(options, name) for name in RULE_OPTIONS):
-            raise ValueError(
-                "no score is given. Use --maximise KEY, --minimise KEY or --pareto A,B. "
-                f"{stored.log} has the keys {_listed(stored)}"
-            )
-        selection = decide(stored, run_rules(stored, options), on_disk=True)
-        if options.json:
-            print(json_text(to_json(selection)), end="")
-        else:
-            _print(selection)
+    selection = decide(stored, run_rules(stored, options), on_disk=True)
+    if options.json:
+        print(json_text(to_json(selection)), end="")
+    else:
+        _print(selection)
     if selection.best is None and selection.selects:
         raise SystemExit(_NOT_CHOSEN)
 

@@ -62,11 +62,6 @@ class StoredTexts:
     held_out: bool = False
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    @property
-    def even(self) -> bool:
-        """Whether all prompts have as many texts, as in the files of a `GenerationScorer`."""
-        return len(set(self.counts)) <= 1
-
 
 def note_of(name: str, by_step: Mapping[int, StoredTexts]) -> tuple[str, bool]:
     """Return a line about steps with other prompts, and whether steps are compared by prompt.
