@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 State: TypeAlias = Literal["loading", "ready", "failed", "draining"]
 
+# More than any model reads. A longer text would hold up all clients while it is tokenized.
+MOST_CHARACTERS = 2**20
+
 _MERGED = 256  # most samples of several requests in one batch; a larger request is its own batch
 
 
@@ -72,6 +75,10 @@ class Batcher:
         """Return the rewards of one request; an HTTPException if it is refused or fails."""
         if self.state != "ready":
             self.check_ready()
+        for name, column in samples.columns().items():
+            for i, value in enumerate(column):
+                if sum(map(len, [value] if isinstance(value, str) else value)) > MOST_CHARACTERS:
+                    raise HTTPException(422, f"{name}[{i}] exceeds {MOST_CHARACTERS} characters")
         if len(self.waiting) >= self.most:
             raise _refused(f"{self.most} requests are waiting")
         request = _Request(samples, asyncio.get_running_loop().create_future())

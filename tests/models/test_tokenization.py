@@ -4,7 +4,7 @@ import pytest
 from transformers import BertConfig, PreTrainedTokenizerFast, RobertaConfig, T5Config
 from word_models import word_tokenizer
 
-from ctrlreward.models.tokenization import encode_texts, max_tokens
+from ctrlreward.models.tokenization import encode_texts, first_tokens, max_tokens
 
 
 @pytest.fixture
@@ -29,6 +29,17 @@ def test_a_long_text_is_cut_within_its_special_tokens_and_named(
     assert rows == [(2, 4, 3), (2, 4, 5, 3)]
     (message,) = caplog.messages
     assert "'a b a b a b'" in message
+
+
+def test_the_beginning_of_a_long_text_has_the_ids_of_the_whole(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    for text in ("a b  " * 4000, "a" * 4000, "  " * 4000, "a " * 33 + " " * 4000 + "b"):
+        spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ends = [end for _, end in spans.offset_mapping]
+        for limit in (1, 3, 64):
+            expected = text[: ends[limit - 1]] if len(ends) > limit else text
+            assert first_tokens(tokenizer, [text], limit) == [expected]
 
 
 def test_limit_of_a_model(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -13,6 +13,7 @@ from fakes import Letters, letters_reward
 
 from ctrlreward import RemoteReward, Reward, Samples
 from ctrlreward.serving import application
+from ctrlreward.serving.batcher import MOST_CHARACTERS
 from ctrlreward.serving.get_reward import GetReward
 
 Start = Callable[..., Any]
@@ -44,6 +45,22 @@ def test_long_bodies_are_refused_and_not_kept(
     assert server.client.post("/score", content=chunks).status_code == 411
     assert send(server, b"{", length=10**12).getresponse().status == 413  # before it is sent
     assert server.client.post("/score", json=one("soup")).status_code == 200
+
+
+def test_a_text_longer_than_any_model_reads_is_refused(
+    live_server: Start, reward: Reward, letters: Letters
+) -> None:
+    """Before it is tokenized, which would hold up all clients for seconds."""
+    client = live_server(reward, get_reward=GetReward(-1.0, columns={"labels": "label"})).client
+    long = "o" * (MOST_CHARACTERS + 1)
+    for long_one in (one(long), {"samples": [{"text": "soup", "label": "o", "reference": [long]}]}):
+        reply = client.post("/score", json=long_one)
+        assert reply.status_code == 422
+        assert long not in reply.text
+    body = {"query": [long], "prompts": [""], "labels": ["o"]}
+    assert client.post("/get_reward", json=body).status_code == 422
+    assert letters.calls == []
+    assert client.post("/score", json=one(long[1:])).status_code == 200
 
 
 def test_a_stranger_is_refused_before_the_body_is_read(live_server: Start, reward: Reward) -> None:
