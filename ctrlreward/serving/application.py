@@ -21,14 +21,20 @@ from ctrlreward.command_line.reward_file import reward_of
 from ctrlreward.reward import Reward
 from ctrlreward.scorers.model_servers import LOOPBACK
 from ctrlreward.serving.batcher import Batcher
-from ctrlreward.serving.contract import ErrorReply, ScoreBody, ScoreReply, dumps, score_reply
+from ctrlreward.serving.contract import (
+    MOST_BYTES,
+    ErrorReply,
+    ScoreBody,
+    ScoreReply,
+    dumps,
+    score_reply,
+)
 from ctrlreward.serving.description import describe
 from ctrlreward.serving.get_reward import GetReward, get_reward_route
 from ctrlreward.serving.remote_reward import check_token
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 64 * 2**20  # of the body of a request
 _ERRORS = (400, 401, 411, 413, 415, 422, 500, 503)
 _OTHER_HOST = (
     "a server without a token answers only requests to localhost, 127.0.0.1 or [::1]: set "

@@ -15,6 +15,7 @@ from ctrlreward.samples import COLUMN_OF, Samples, Unfinished
 
 PROTOCOL = 2
 
+MOST_BYTES = 64 * 2**20  # of the body of a request
 # A score in JSON, which lacks NaN (null here) and infinity (a string here).
 Number: TypeAlias = float | Literal["Infinity", "-Infinity"] | None
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
@@ -25,7 +26,7 @@ from ctrlreward.reward import AnyReward, RewardBatch
 from ctrlreward.samples import Samples, records_of
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, check_columns
 from ctrlreward.scorers.model_servers import LOOPBACK, check_address
-from ctrlreward.serving.contract import PROTOCOL, ScoreReply, dumps
+from ctrlreward.serving.contract import MOST_BYTES, PROTOCOL, ScoreReply, dumps
 from ctrlreward.serving.description import digest
 
 log = logging.getLogger(__name__)
@@ -35,18 +36,6 @@ TOKEN_VARIABLE = "CTRLREWARD_TOKEN"
 
 _IDLE = 30  # seconds that an unused connection is kept
 _CONNECT = 10  # seconds to open one
-
-
-class ServerLost(ConnectionError):
-    """A reward server that does not answer, or stays full, in time."""
-
-
-class OtherReward(RuntimeError):
-    """A server whose reward is not the expected one, or has changed."""
-
-
-class ServerError(RuntimeError):
-    """The server rejects or fails a request, for another reason than its samples."""
 
 
 class _Transient(Exception):
@@ -76,8 +65,9 @@ class RemoteReward(AnyReward):
     Raises:
         ValueError: The URL is not one of HTTP, or a number is not positive.
         OSError: The file does not exist.
-        ServerLost: At the first use or later: the server does not answer. A `ConnectionError`.
-        OtherReward: Likewise: the server has another reward, than expected or before.
+        ConnectionError: At the first use or later: the server does not answer in time.
+        RuntimeError: Likewise: the server has another reward, than expected or before, or it
+            rejects or fails a request for another reason than its samples.
 
     Examples:
         >>> RemoteReward("http://127.0.0.1:8700/").url
@@ -151,14 +141,14 @@ class RemoteReward(AnyReward):
         """Wait until the server is ready, and check that it has the expected reward."""
         found = self._send("GET", "/ready")
         if found == {"status": "ready"}:
-            raise ServerError(f"the reward server {self.url} needs its token")
+            raise RuntimeError(f"the reward server {self.url} needs its token")
         spoken = found.get("protocol") if isinstance(found, dict) else None
         if spoken != PROTOCOL:
-            raise ServerError(f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}")
+            raise RuntimeError(f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}")
         for expected in (self._expected, self._description or {}):
             changes = changed_items(expected, {key: found[key] for key in expected})
             for key, wanted, other in changes:
-                raise OtherReward(f"{self.url}: {key} must be {wanted}, is {other}")
+                raise RuntimeError(f"{self.url}: {key} must be {wanted}, is {other}")
         self._description = found
 
     def release(self) -> None:
@@ -173,10 +163,17 @@ class RemoteReward(AnyReward):
         check_columns(self.components, samples)
         expected = self.description["fingerprint_id"]
         body = dumps({"samples": records_of(samples)})
+        half = len(samples) // 2
+        # Of components of several samples, and of a callable that may be, all are one request.
+        alone = all(c["pointwise"] for c in self.description["components"].values())
+        alone &= self.description["aggregate"] != "custom"
+        if len(body) > MOST_BYTES and alone and half:
+            parts = [self._score(samples[:half]), self._score(samples[half:])]
+            return replace(RewardBatch.concat(parts), seconds=sum(p.seconds for p in parts))
         reply = ScoreReply.model_validate(self._send("POST", "/score", body))
         if reply.fingerprint != expected:
             self.load()  # raises with the difference
-            raise OtherReward(f"{self.url} replied by {reply.fingerprint}, not by {expected}")
+            raise RuntimeError(f"{self.url} replied by {reply.fingerprint}, not by {expected}")
         return reply.to_batch([*self.components, *self.derived], len(samples))
 
     def _send(self, method: str, path: str, content: bytes | None = None) -> Any:
@@ -199,7 +196,7 @@ class RemoteReward(AnyReward):
             return retrying(self._attempt, method, path, content)
         except _Transient as error:
             state = "was not ready" if self._description is None else "was lost"
-            raise ServerLost(
+            raise ConnectionError(
                 f"the reward server {self.url} {state}: {error}. Start it with `ctrlreward serve`"
             ) from error
 
@@ -210,7 +207,7 @@ class RemoteReward(AnyReward):
                 method, self.url + path, content=content, headers=headers
             )
         except (httpx2.ReadTimeout, httpx2.WriteTimeout) as error:  # may be scored already
-            raise ServerLost(
+            raise ConnectionError(
                 f"{self.url}{path} did not answer in {self.timeout:g} s: set a longer timeout"
             ) from error
         except httpx2.RequestError as error:
@@ -235,7 +232,7 @@ class RemoteReward(AnyReward):
             raise ValueError(message)
         if status == 404 and urlsplit(self.url).path:
             message = f"{message}: url is the server's address, without {urlsplit(self.url).path}"
-        raise ServerError(f"{method} {self.url}{path} was answered by {status}, {message}")
+        raise RuntimeError(f"{method} {self.url}{path} was answered by {status}, {message}")
 
     def _client(self) -> httpx2.Client:
         """Return the client of this process: after a fork, not the parent's connections."""

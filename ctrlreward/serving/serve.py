@@ -76,7 +76,8 @@ def serve(
     token = os.environ.get("CTRLREWARD_TOKEN")
     loopback = False
     with suppress(OSError, ValueError):
-        loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+        addresses = [each[4][0] for each in socket.getaddrinfo(host, None)]
+        loopback = all(ipaddress.ip_address(address).is_loopback for address in addresses)
     if token is None and not loopback:
         raise ValueError(f"--host {host} needs a token: set CTRLREWARD_TOKEN")
     import uvicorn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -234,10 +235,17 @@ def test_other_machines_need_a_token(
     fails: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert "CTRLREWARD_TOKEN" in fails("serve", bare, "--host", "0.0.0.0", "--port", "0")
+    for host in ("0.0.0.0", "::"):
+        assert "CTRLREWARD_TOKEN" in fails("serve", bare, "--host", host, "--port", "0")
     monkeypatch.setenv("CTRLREWARD_TOKEN", "s3cret")
     url = serve(bare, "--host", "0.0.0.0").ready()
     assert httpx2.get(f"{url}/metrics", verify=False).status_code == 401
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="the machine has no IPv6")
+def test_this_machine_needs_none_by_ipv6(bare: Path, serve: Callable[..., Server]) -> None:
+    url = serve(bare, "--host", "::1").ready()
+    assert httpx2.get(f"{url}/metrics", verify=False).status_code == 200
 
 
 @pytest.mark.parametrize("token", ["", "t\u00f6k", "a b", "a\nb", "a\x00b"])
