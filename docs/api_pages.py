@@ -20,7 +20,7 @@ MODULES = [
     *("scorers", "callbacks", "policy", "huggingface", "selection", "functional", "serving"),
     *("runs", "preferences", "probing", "models"),
     *("adapters.trl", "adapters.verl", "adapters.openrlhf", "adapters.torchmetrics"),
-    *("adapters.best_checkpoint", "serving.get_reward", "", "lightning"),
+    *("serving.get_reward", "", "lightning"),
 ]
 
 # Public modules of formulas: what they define is public, whether the package exports it or not.

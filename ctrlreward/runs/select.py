@@ -416,12 +416,19 @@ def to_json(selection: Selection) -> dict[str, Any]:
                 "alarm": each.alarm,
             }
         )
-    path, choice = selection.checkpoint(selection.best), selection.choice
+    choice, best, key = selection.choice, selection.best, selection.rules.monitored[0]
+    values = {each.validation.step: each.validation.metrics.get(key) for each in selection.decided}
     return {
         "run": str(selection.run.folder),
         "log": str(selection.run.log),
         "source": selection.run.source,
-        **selection.rules.choice(selection.decided, choice, path),
+        "step": best,
+        "checkpoint": selection.checkpoint(best),
+        "key": key,
+        "value": None if best is None else values[best],
+        "reason": choice.explanation if choice else "",
+        "stop_step": selection.stop.validation.step if selection.stop else None,
+        "alarm_step": selection.alarm.validation.step if selection.alarm else None,
         "front": list(choice.front) if choice else [],
         "notes": notes_of(selection),
         "validations": validations,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ class Decided(NamedTuple):
         front: Steps on the Pareto front after this validation.
         stop: Decision of the `StopRule`; after a stop, as if the run continued.
         stopped: Whether the rule has stopped at this validation or before.
-        alarm_step: Step of the first alarm, -1 before.
     """
 
     validation: Snapshot
@@ -43,7 +42,6 @@ class Decided(NamedTuple):
     stop: StopDecision | None
     stopped: bool
     alarm: AlarmDecision | None
-    alarm_step: int
 
 
 @dataclass(frozen=True)
@@ -111,13 +109,12 @@ class RunRules:
         deciders = {name: Decider(rule) for name, rule in every.items() if rule}
         keeper, front = deciders.get("best") or deciders.get("pareto"), deciders.get("pareto")
         bounds = self.best.constraints if self.best else {}
-        alarm_step, stopped = -1, False
+        stopped = False
         for snapshot in validations:
             decisions: dict[str, Any] = dict.fromkeys(every)
             for name, decider in deciders.items():
                 decisions[name] = decider.decide(snapshot)
                 if name == "alarm":
-                    alarm_step = decider.state.alarm_step
                     snapshot = snapshot.having(**{ALARM_KEY: float(decisions[name].alarm)})
             stopped = stopped or (self.stop is not None and decisions["stop"].stop)
             waiting = [key for key in bounds if key not in snapshot.fresh]
@@ -131,24 +128,4 @@ class RunRules:
                 decisions["stop"],
                 stopped,
                 decisions["alarm"],
-                alarm_step,
             )
-
-    def choice(
-        self, decided: Sequence[Decided], chosen: Decided | None, checkpoint: str | None
-    ) -> dict[str, Any]:
-        """Return the path of the checkpoint to keep, its value and reason as plain data.
-
-        `chosen` is the decision, of all that were `decided`, that names the selected step.
-        """
-        key, best = self.monitored[0], chosen.best if chosen else None
-        values = {each.validation.step: each.validation.metrics.get(key) for each in decided}
-        return {
-            "step": best,
-            "checkpoint": checkpoint,
-            "key": key,
-            "value": None if best is None else values[best],
-            "reason": chosen.explanation if chosen else "",
-            "stop_step": next((each.validation.step for each in decided if each.stopped), None),
-            "alarm_step": next((each.alarm_step for each in decided if each.alarm_step >= 0), None),
-        }

@@ -15,11 +15,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from shutil import copy
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,20 +162,6 @@ def small_trainers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(trl, "RewardConfig", lambda out, **given: rewards(out, **{**given, **options}))
 
 
-def verl(patch: pytest.MonkeyPatch) -> None:
-    """Make a trainer of verl importable, whose validation returns the metrics of the page."""
-
-    class RayPPOTrainer:
-        global_steps = 7
-
-        def _validate(self, merged: bool = False) -> dict[str, float]:
-            return {"val-core/gsm8k/reward/mean@4": 0.25, "val-aux/gsm8k/acc/mean@4": 0.75}
-
-    for name in ("verl", "verl.trainer", "verl.trainer.ppo", "verl.trainer.ppo.ray_trainer"):
-        patch.setitem(sys.modules, name, ModuleType(name))
-    patch.setattr(sys.modules[name], "RayPPOTrainer", RayPPOTrainer, raising=False)
-
-
 def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest) -> None:
     """Put the files in place that a page's blocks read, and shrink what they start."""
     patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
@@ -186,11 +170,6 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
     small_trainers(patch)
     if page in ("recipes.md", "scorers.md"):
         tiny_data(patch, small)
-    if page == "training.md":
-        verl(patch)
-        Path("runs/own").mkdir(parents=True)
-        rows = [{"step": step, "score/coherence": step / 4} for step in (1, 2)]
-        Path("runs/own/metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     if page == "recipes.md":  # what `make demo` leaves
         model = AutoModelForCausalLM.from_pretrained(small["smollm2-135m"])
         adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))
