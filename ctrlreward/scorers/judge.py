@@ -53,8 +53,8 @@ class Judge(ModelScorer[CausalLM]):
 
     - `Rubric.name` (`rating`), in the range of the answers' scores. Of a local model it is the mean
       of the scores, weighted by the probability of each answer after the prompt (Liu et al. 2023,
-      G-Eval, eq. 1). A server writes one reply, at temperature 0: NaN if it names none or several
-      of the answers, or the server rejects the text.
+      G-Eval, eq. 1). A server writes one reply, at temperature 0 if the model takes it: NaN if it
+      names none or several of the answers, or the server rejects the text.
     - With criteria each is a score, and `rating` their weighted mean. A server answers all in one
       reply, by a JSON schema.
 
@@ -74,7 +74,8 @@ class Judge(ModelScorer[CausalLM]):
         **options: See `ModelOptions`.
 
     Raises:
-        ConnectionError: When scoring: the server does not answer, or is not one of this kind.
+        ConnectionError: When scoring: the server does not answer, is not one of this kind, or
+            rejects each of several texts.
     """
 
     def __init__(
@@ -177,7 +178,9 @@ class Judge(ModelScorer[CausalLM]):
             replies = in_parallel(
                 lambda prompt: self._reply(server, prompt), prompts, self.concurrency
             )
-        judgements = [read_reply(self.rubric, text) for text, _ in replies]
+        if len(prompts) > 1 and all(text is None for text, _ in replies):
+            raise ConnectionError(f"{self.address}, for every text: {replies[0][1]}")
+        judgements = [read_reply(self.rubric, text or "") for text, _ in replies]
         failures = Failures()
         for i, ((text, problem), (scores, _)) in enumerate(zip(replies, judgements, strict=True)):
             lacking = ", ".join(name for name, score in scores.items() if math.isnan(score))
@@ -186,26 +189,33 @@ class Judge(ModelScorer[CausalLM]):
                 failures.add(i, problem or lacks)
         return judgements, failures
 
-    def _reply(self, server: tuple[Any, Mapping[str, Any]], prompt: str) -> tuple[str, str]:
-        """Return the text of one reply, and why it can't be read, if that is known."""
+    def _reply(self, server: tuple[Any, Mapping[str, Any]], prompt: str) -> tuple[str | None, str]:
+        """Return the text of one reply, None if refused, and why it can't be read, if known."""
         import openai
 
         client, headers = server
-        try:
-            completion = client.chat.completions.create(
-                model=self.model,
-                messages=[{"role": "user", "content": message(self.rubric, prompt)}],
-                temperature=0,
-                max_tokens=self.max_tokens,
-                extra_headers=headers,
-                **response_format(self.rubric),
-            )
-            choice = completion.choices[0]
-            text = choice.message.content
-        except openai.BadRequestError as error:
-            return "", f"the judge rejects the text: {error}"
-        except (AttributeError, IndexError, TypeError, ValueError):
-            raise ConnectionError(f"{self.address} is not an OpenAI-compatible server") from None
+        options = {"temperature": 0, "max_tokens": self.max_tokens, **response_format(self.rubric)}
+        while True:
+            try:
+                completion = client.chat.completions.create(
+                    model=self.model,
+                    messages=[{"role": "user", "content": message(self.rubric, prompt)}],
+                    extra_headers=headers,
+                    **options,
+                )
+                choice = completion.choices[0]
+                text = choice.message.content
+                break
+            except openai.BadRequestError as error:
+                if error.param not in options.keys() & {"temperature", "max_tokens"}:
+                    return None, f"the judge rejects the text: {error}"
+                value = options.pop(error.param)  # which OpenAI's models that think do not take
+                if error.param == "max_tokens":
+                    options["max_completion_tokens"] = value
+            except (AttributeError, IndexError, TypeError, ValueError):
+                raise ConnectionError(
+                    f"{self.address} is not an OpenAI-compatible server"
+                ) from None
         cut = getattr(choice, "finish_reason", None) == "length"
         problem = f"the reply is cut off at max_tokens = {self.max_tokens}" if cut else ""
         return (text if isinstance(text, str) else ""), problem

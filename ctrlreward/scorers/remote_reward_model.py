@@ -45,7 +45,7 @@ class RemoteRewardModel(Scorer):
 
     Raises:
         ConnectionError: When scoring: the server does not answer, or not with a value for each text
-            and output.
+            and output, or rejects each of several texts.
     """
 
     def __init__(
@@ -86,12 +86,14 @@ class RemoteRewardModel(Scorer):
         """Return all scores; NaN for an empty completion, a value of null and a rejected text."""
         answers, failures = answers_of(samples)
         rows, texts = [*answers], self._sent([*answers.values()])
-        size = self.batch_texts
+        size, refused = self.batch_texts, list[str]()
         batches = [texts[i : i + size] for i in range(0, len(texts), size)]
         with connected(self.address, self.key_variable, self.timeout, self.max_retries) as server:
             found = in_parallel(
-                lambda batch: self._values(server, batch), batches, self.concurrency
+                lambda batch: self._values(server, batch, refused), batches, self.concurrency
             )
+        if len(refused) == len(texts) > 1:
+            raise ConnectionError(f"{self.address} rejects every text: {refused[0]}")
         values = [*chain(*found)]
         for row, value in zip(rows, values, strict=True):
             if np.isnan(value):
@@ -111,8 +113,10 @@ class RemoteRewardModel(Scorer):
         options = self.template, None, limit, self.tokenizer
         return [list(ids) for ids in encode(self._tokenizer, answers, *options)]
 
-    def _values(self, server: tuple[Any, Mapping[str, Any]], texts: Sequence[Any]) -> list[float]:
-        """Return the value of each text of a request."""
+    def _values(
+        self, server: tuple[Any, Mapping[str, Any]], texts: Sequence[Any], refused: list[str]
+    ) -> list[float]:
+        """Return the value of each text of a request; add why a text is `refused`."""
         import openai
 
         client, headers = server
@@ -123,10 +127,11 @@ class RemoteRewardModel(Scorer):
         try:
             options = {"headers": headers}
             reply = client.post("/classify", cast_to=str, body=body, options=options)
-        except openai.BadRequestError:
+        except openai.BadRequestError as error:
             if len(texts) == 1:  # such as a text that is too long
+                refused.append(str(error))
                 return [np.nan]
-            return [*chain(*(self._values(server, [text]) for text in texts))]
+            return [*chain(*(self._values(server, [text], refused) for text in texts))]
         try:
             values = [_number(*row["probs"]) for row in json.loads(reply)["data"]]
         except (KeyError, TypeError, ValueError):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from failed_rows import failures_of
-from judge_server import Refusal, Serve
+from judge_server import Refusal, Serve, started
 from plain_models import PlainCausal
 
 from ctrlreward import Criterion, Judge, Reward, RewardBatch, Rubric, Samples
@@ -231,6 +231,29 @@ def test_a_rejected_text_is_nan_and_the_reason_is_told(serve: Serve) -> None:
     np.testing.assert_array_equal(judge.score(["long", "short"])["warmth"], [NAN, 3.0])
     assert len(server.requests) == 2
     assert "beyond 4096 tokens" in failures_of(judge, Samples(["long"]))[0]
+
+
+def test_a_mistake_in_the_request_is_an_error(serve: Serve) -> None:
+    """With the server's words, where each of several texts is refused."""
+    content = json.dumps({"error": {"message": "no model m"}}).encode()
+    judge = Judge("m", RATE, serve(lambda _: Refusal(400, None, content)).address)
+    with pytest.raises(ConnectionError, match="no model m"):
+        judge.score(["long", "short"])
+    assert np.isnan(judge.score(["long"])["warmth"]).all()
+
+
+def test_a_model_that_takes_other_arguments() -> None:
+    def answer(path: str, body: Any) -> Any:
+        for name in ("max_tokens", "temperature"):
+            if name in body:
+                error = {"message": f"Unsupported: {name}", "param": name}
+                return Refusal(400, None, json.dumps({"error": error}).encode())
+        return {"choices": [{"message": {"content": "3"}}]}
+
+    with started(answer) as server:
+        judge = Judge("m", RATE, server.address)
+        assert judge.score(["a", "b"])["warmth"].tolist() == [3.0, 3.0]
+        assert server.requests[-1][2]["max_completion_tokens"] == 16
 
 
 # Rubrics and replies

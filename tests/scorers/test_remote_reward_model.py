@@ -83,3 +83,12 @@ def test_texts_without_a_value_are_nan() -> None:
     # Strings are prompt and completion; what has no answer is not sent.
     sent = [p + a for p, a in zip(PROMPTS, ANSWERS, strict=True)] + ["rejected"]
     assert server.requests[0][2]["input"] == sent
+
+
+def test_a_mistake_in_the_request_is_an_error() -> None:
+    content = b'{"error": {"message": "no such task"}}'
+    with started(lambda path, body: Refusal(400, None, content)) as server:
+        remote = RemoteRewardModel(server.url)
+        with pytest.raises(ConnectionError, match="no such task"):
+            remote.score(ANSWERS)
+        assert np.isnan(remote.score(ANSWERS[:1])["reward"]).all()
