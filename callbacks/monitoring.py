@@ -49,6 +49,10 @@ class Snapshots:
         """Return the snapshot of a validation at its end."""
         if self.snapshot is None:
             fresh = self._new(trainer)
+            values = {key: value.item() for key, value in self._logged.items()}
+            # A metric may differ between ranks, or be logged on one alone; decisions must not.
+            of_rank_zero = fresh, values, self._trained
+            fresh, values, self._trained = trainer.strategy.broadcast(of_rank_zero)
             self._validated |= fresh
             trained = {k: at for k, at in self._trained.items() if k not in self._validated}
             evidence: dict[str, Scores] = {}
@@ -57,9 +61,6 @@ class Snapshots:
                     evidence |= scorer.evidence
                 else:  # it has logged its last scores again
                     fresh -= scorer.specs.keys()
-            values = {key: value.item() for key, value in self._logged.items()}
-            # A metric logged without sync_dist differs between ranks; decisions must not.
-            values = trainer.strategy.broadcast(values)
             self.snapshot = Snapshot(trainer.global_step, values, fresh, evidence, trained)
         return self.snapshot
 

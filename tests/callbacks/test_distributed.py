@@ -40,7 +40,7 @@ def tree(folder: Path) -> list[str]:
 def test_two_ranks_decide_log_and_write_the_same_as_one(module_folder, seen, tmp_path) -> None:
     """Of seven prompts the ranks get four and three; the duplicate is scored once.
 
-    Rank 0 decides, even on a metric that each rank logs for itself.
+    Rank 0 decides, even on a metric that each rank logs for itself, or that it logs alone.
     """
     single = json.loads(json.dumps(two_ranks.run(tmp_path, 1)))
     both = module_folder / "whole"
@@ -51,10 +51,12 @@ def test_two_ranks_decide_log_and_write_the_same_as_one(module_folder, seen, tmp
     rows = [f"t{i}" for i in range(5) for _ in range(2)]
     assert [call[0] for call in single["asked"] if call[0][0] == "t0"] == [rows] * 2
     shares = [["t0", "t0", "t2", "t2", "t4", "t4"], ["t1", "t1", "t3", "t3"]]
-    single["metrics"].pop("uneven")
+    def shared(metrics: dict[str, float]) -> dict[str, float]:
+        return {key: value for key, value in metrics.items() if key not in ("uneven", "alone")}
+
     for rank, share in zip((rank["whole"] for rank in seen), shares, strict=True):
-        rank["metrics"].pop("uneven")
-        for key in ("error", "metrics", "stop", "best", "front"):
+        assert shared(rank["metrics"]) == shared(single["metrics"])
+        for key in ("error", "stop", "best", "front"):
             assert rank[key] == single[key]
         tested = [call for call in rank["asked"] if call[0][0] == share[0]]
         assert tested == [[share, False, False]] * 2  # before, after

@@ -55,7 +55,7 @@ class ByText(shared.Curve):
 class Module(shared.Counter):
     """Completions depend on prompt, label and step alone, with a part in eval mode.
 
-    Logs a metric that falls on rank 0 and rises on rank 1.
+    Logs a metric that falls on rank 0 and rises on rank 1, and one on rank 0 alone.
     """
 
     fails_on_rank = -1
@@ -80,6 +80,8 @@ class Module(shared.Counter):
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         sign = 1.0 if self.global_rank == 1 else -1.0
         self.log("uneven", sign * self.weight.item(), sync_dist=False)
+        if self.global_rank == 0:
+            self.log("alone", sign * self.weight.item(), sync_dist=False)
 
 
 def run(
@@ -94,7 +96,7 @@ def run(
     scores, others = {"v": scorer["value"]}, {"copy": [f"x at 0 {i}" for i in range(5)]}
     stopper = RewardEarlyStopping("score/v", patience=2)
     keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
-    directions = {"score/v": "max", "uneven": "max"}
+    directions = {"score/v": "max", "uneven": "max", "alone": "max"}
     front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
     report = BeforeAfter(scores, TEST, 2, others=others)
     folder.mkdir(parents=True, exist_ok=True)

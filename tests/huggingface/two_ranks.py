@@ -40,11 +40,13 @@ class Counting(Scripted):
 
 
 class LogsOwnRank(TrainerCallback):
-    """Logs the step on rank 0, and its negative on the other rank."""
+    """Logs the step on rank 0, and its negative on the other rank; and one on rank 0 alone."""
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         sign = 1 if state.is_world_process_zero else -1
-        state.log_history.append({"own": sign * state.global_step, "step": state.global_step})
+        step = state.global_step
+        alone = {"alone": step} if state.is_world_process_zero else {}
+        state.log_history.append({"own": sign * step, **alone, "step": step})
 
 
 class Engine:
@@ -75,7 +77,7 @@ def differs_by_rank() -> dict[str, Any]:
     scorer = Counting(lambda key, step: [0.5] * 3, trainer, "max")
     used = {
         "stop": RewardEarlyStopping("own", "max", patience=2),
-        "best": RewardCheckpoint("own", "max"),
+        "best": RewardCheckpoint("alone", "max"),
     }
     trainer_runs.add(trainer, scorer, 3, LogsOwnRank(), *used.values())
     trainer.train()
