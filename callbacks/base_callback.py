@@ -5,7 +5,6 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.arguments import counted
 from ctrlreward.callbacks.history import HistoryLoggerMixin
-from ctrlreward.held_out import SCORED_STEP
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
@@ -29,8 +27,7 @@ class CallbackMixin(Callback):
     """Callback that checks the package and the strategy of the trainer.
 
     A callback that is used for a second run starts again with the state before its first, unless
-    the run resumes from a checkpoint, or the same trainer continues. During a run its trainer logs
-    at `trainer.global_step`: a validation has one number in every log, file name and checkpoint.
+    the run resumes from a checkpoint, or the same trainer continues.
     """
 
     identity: Mapping[str, Any] = {}  # arguments in the key of the state in a checkpoint
@@ -54,10 +51,9 @@ class CallbackMixin(Callback):
             else:
                 self.reset(deepcopy(self._unused))
         super().setup(trainer, pl_module, stage)
-        log_at_global_step(trainer)
         for logger in trainer.loggers:
             if isinstance(logger, HistoryLoggerMixin):
-                logger.replaces_rows = stage == "fit"
+                logger.trainer, logger.replaces_rows = trainer, stage == "fit"
 
     @property
     def state_key(self) -> str:
@@ -88,7 +84,7 @@ class CallbackMixin(Callback):
                 f"{counted(trainer.global_step, 'step')}. Validate more often."
             )
         self._awaits_validation = False
-        self._end(trainer)
+        self.release()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -98,10 +94,6 @@ class CallbackMixin(Callback):
         note = about_damage(trainer)
         if note and note not in getattr(exception, "__notes__", []):
             exception.add_note(note)
-        self._end(trainer)
-
-    def _end(self, trainer: Trainer) -> None:
-        vars(trainer._logger_connector).pop("log_metrics", None)
         self.release()
 
     def needs_validation(self, trainer: Trainer, stage: str) -> None:
@@ -133,31 +125,3 @@ def about_damage(trainer: Trainer) -> str:
         f"{path} is damaged or was cut off at {path.stat().st_size} bytes. Resume from "
         f"{', '.join(others) or 'another checkpoint'}, or start again."
     )
-
-
-def log_at_global_step(trainer: Trainer) -> None:
-    """Make a trainer log at `trainer.global_step` until the end of the run.
-
-    Lightning logs at the number of batches before this one: 3 after the fourth optimizer step. A
-    step that a module logs itself (`self.log("step", …)`) has priority. Lightning has no public
-    names for this, in 2.6.
-    """
-    connector = trainer._logger_connector
-    connector.log_metrics = partial(log_metrics, connector)  # type: ignore[method-assign]
-
-
-def log_metrics(connector: Any, metrics: dict[str, Any], step: int | None = None) -> None:
-    """Log in place of the `log_metrics` of a trainer's connector, at the step of the weights.
-
-    This is `trainer.global_step`, or what a `GenerationScorer` says of weights that are evaluated
-    from a checkpoint, whose step the trainer does not restore.
-    """
-    loop = connector.trainer.fit_loop.epoch_loop
-    scored = {key: value for key, value in metrics.items() if key.endswith(f"/{SCORED_STEP}")}
-    others = {key: value for key, value in metrics.items() if key not in scored}
-    batches = loop._batches_that_stepped
-    loop._batches_that_stepped = int(next(iter(scored.values()), loop.trainer.global_step))
-    try:
-        type(connector).log_metrics(connector, others, step)
-    finally:
-        loop._batches_that_stepped = batches

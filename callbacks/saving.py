@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -23,9 +22,9 @@ from ctrlreward.callbacks.monitoring import DecidingMixin, log_folder, note_deci
 from ctrlreward.files import (
     remove_at_once,
     remove_unfinished,
+    whole_file,
     whole_folder,
     write_by_ranks,
-    write_whole,
 )
 from ctrlreward.lightning_package import (
     LightningModule,
@@ -66,9 +65,8 @@ def adapter_folder(checkpoint: str) -> str:
 def save_file(strategy: Any, checkpoint: Any, path: str, storage_options: Any = None) -> None:
     """Write a checkpoint on rank 0. It is on disk when this returns."""
     if strategy.is_global_zero:
-        content = BytesIO()
-        torch.save(checkpoint, content)
-        write_whole(Path(path), content.getvalue())
+        with whole_file(Path(path)) as file:
+            torch.save(checkpoint, file)
 
 
 def save_shards(strategy: Any, checkpoint: Any, path: str, storage_options: Any = None) -> None:

@@ -152,7 +152,10 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
     own = "Use another --trainer.default_root_dir"
     # Lightning resumes from these on its own, after a cluster has requeued the job.
     resumed = resumed or any(root.glob("hpc_ckpt_*.ckpt"))
-    logs = [each.path.parent for each in trainer.loggers if isinstance(each, HistoryLogger)]
+    loggers = [each for each in trainer.loggers if isinstance(each, HistoryLogger)]
+    for logger in loggers:
+        logger.replaces_rows = True
+    logs = [logger.path.parent for logger in loggers]
     with ExitStack() as held:
         for folder in dict.fromkeys([root, *logs]):
             held.enter_context(hold(folder / _LOCK, folder, f"{own}, or wait for the run's end."))

@@ -156,11 +156,12 @@ def _steps(
     saved: Mapping[int, Sequence[Path]],
 ) -> tuple[list[StoredStep], dict[str, str]]:
     """Return the steps, and a note for each name whose texts are not compared by prompt."""
-    # Lightning logs step 99 for the checkpoint of step 100, unless a callback of this package makes
-    # both 100.
+    # Without a callback of this package, a `HistoryLogger` has step 99 for the checkpoint of step
+    # 100, as Lightning counts.
     written = {step for step, paths in saved.items() if any(p.suffix == ".ckpt" for p in paths)}
     logged = {step for step, _ in log.rows}
-    earlier = not sets and not written <= logged and {step - 1 for step in written} <= logged
+    late = written if log.source == "HistoryLogger" and not sets else set()
+    earlier = not late <= logged and {step - 1 for step in late} <= logged
     metrics: dict[int, dict[str, float]] = {}
     for step, values in log.rows:
         metrics.setdefault(step + earlier, {}).update(values)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ctrlreward.arguments import kind_of
 from ctrlreward.files import json_lines, parse_json, read_json
+from ctrlreward.held_out import SCORED_STEP
 from ctrlreward.selection.replay import DECISIONS
 from ctrlreward.tables.columns import number_of
 from ctrlreward.tables.rows import decode_utf8, no_such_file, parse_csv
@@ -200,9 +201,18 @@ def _row(row: Any, place: str) -> LoggedStep:
 
 
 def _csv_row(cells: Mapping[str, str], place: str) -> LoggedStep:
-    """Return step and numbers of a row of `CSVLogger`, whose empty cells were not logged."""
+    """Return step and numbers of a row of `CSVLogger`, whose empty cells were not logged.
+
+    Lightning logs step 99, with the epoch, for the checkpoint of step 100; of weights that are
+    evaluated after training, a `GenerationScorer` logs the step.
+    """
     logged = {"step"} | {name for name, text in cells.items() if text and name != "epoch"}
-    return _row({name: number_of(cells.get(name), f"{place}: {name}") for name in logged}, place)
+    numbers = {name: number_of(cells.get(name), f"{place}: {name}") for name in logged}
+    scored = [value for name, value in numbers.items() if name.endswith(f"/{SCORED_STEP}")]
+    if scored:
+        return _row({**numbers, "step": scored[0]}, place)
+    step, metrics = _row(numbers, place)
+    return step + bool(cells.get("epoch")), metrics
 
 
 def _is_number(value: object) -> bool:

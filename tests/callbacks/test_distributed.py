@@ -51,6 +51,7 @@ def test_two_ranks_decide_log_and_write_the_same_as_one(module_folder, seen, tmp
     rows = [f"t{i}" for i in range(5) for _ in range(2)]
     assert [call[0] for call in single["asked"] if call[0][0] == "t0"] == [rows] * 2
     shares = [["t0", "t0", "t2", "t2", "t4", "t4"], ["t1", "t1", "t3", "t3"]]
+
     def shared(metrics: dict[str, float]) -> dict[str, float]:
         return {key: value for key, value in metrics.items() if key not in ("uneven", "alone")}
 

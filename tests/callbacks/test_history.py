@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from lightning_choice import LIGHTNING, HistoryLogger, pl
+from lightning_choice import LIGHTNING, HistoryLogger, RewardEarlyStopping, pl, quiet_trainer
 
 from ctrlreward.files import JsonLog
 
@@ -41,6 +41,42 @@ def test_a_resumed_run_replaces_the_rows_that_it_repeats(tmp_path: Path, start: 
         first.log_metrics({"a": step}, step)
         first.log_metrics({"a": step}, step)
     second = HistoryLogger(str(tmp_path))
+    second.replaces_rows = True  # set by callbacks in a fit
     second.log_metrics({"a": 30}, start)
     second.log_metrics({"a": 30}, start)  # the same run: nothing is removed
     assert [row["a"] for row in JsonLog(first.path).read()] == rows
+
+
+def test_a_test_without_our_callbacks_keeps_the_log(tmp_path: Path) -> None:
+    class Tested(import_module(f"{LIGHTNING}.demos.boring_classes").BoringModel):
+        def test_step(self, batch: object, batch_idx: int) -> None:
+            self.log("test", 1.0)
+
+    HistoryLogger(str(tmp_path)).log_metrics({"a": 1.0}, 3)
+    logger = HistoryLogger(str(tmp_path))
+    pl.Trainer(logger=logger, enable_progress_bar=False).test(Tested(), verbose=False)
+    assert [row["step"] for row in JsonLog(logger.path).read()] == [3, 0]
+
+
+def test_no_callback_changes_the_steps_of_the_users_loggers(tmp_path: Path) -> None:
+    """Lightning's are one less than those of our logger, with and without our callbacks."""
+    csv = import_module(f"{LIGHTNING}.loggers").CSVLogger
+
+    class Logs(import_module(f"{LIGHTNING}.demos.boring_classes").BoringModel):
+        def training_step(self, batch: object, batch_idx: int) -> object:
+            self.log("now", float(self.global_step))
+            return super().training_step(batch, batch_idx)
+
+    def rows(folder: Path, callbacks: list[pl.Callback]) -> tuple[list[str], list[dict]]:
+        logger = HistoryLogger(str(folder))
+        options = {"limit_val_batches": 1, "max_steps": 2, "log_every_n_steps": 1}
+        quiet_trainer(callbacks=callbacks, logger=[csv(folder, "csv"), logger], **options).fit(
+            Logs()
+        )
+        text = (folder / "csv" / "version_0" / "metrics.csv").read_text()
+        return text.splitlines(), JsonLog(logger.path).read()
+
+    alone, _ = rows(tmp_path / "alone", [])
+    beside, ours = rows(tmp_path / "beside", [RewardEarlyStopping("now", "max")])
+    assert beside == alone
+    assert [row["step"] for row in ours] == [1, 2]
