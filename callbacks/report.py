@@ -160,11 +160,14 @@ class BeforeAfterMixin(CallbackMixin):
             state = torch.load(path, map_location=pl_module.device, weights_only=True)
             pl_module.load_state_dict(state["state_dict"], strict=False)
         self._measure(trainer, pl_module, "after")
-        if trainer.is_global_zero:
-            folder = Path(trainer.default_root_dir)
+        folder = Path(trainer.default_root_dir)
+
+        def write() -> None:
             sets = {name: self._scored(folder, name) for name in ("before", "after", *self.others)}
             facts = run_facts(trainer)
             write_comparison(folder, self.components, self.judges, sets, facts, self.seconds)
+
+        on_rank_zero(write)
 
     def release(self) -> None:
         """Free the scorers' models."""

@@ -18,7 +18,12 @@ from ctrlreward.callbacks.report import scored_texts, selection_facts, write_com
 from ctrlreward.held_out import HeldOutScorer
 from ctrlreward.huggingface.decision import RewardCheckpoint, RewardEarlyStopping
 from ctrlreward.huggingface.generation import GenerationScorer, TrainerGenerator, check_own
-from ctrlreward.huggingface.run_state import directions, plain_names
+from ctrlreward.huggingface.run_state import (
+    RestoresItself,
+    directions,
+    join_state,
+    plain_names,
+)
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import Scores, check_columns
@@ -27,7 +32,7 @@ from ctrlreward.scorers.records import write_scored_samples
 from ctrlreward.selection.best import LAST_STEP
 
 
-class BeforeAfter(TrainerCallback):
+class BeforeAfter(RestoresItself, TrainerCallback):
     """Compares the model after training with the untuned one on prompts used for nothing else.
 
     Generates and scores before the first step, and again when training has ended: with
@@ -65,26 +70,34 @@ class BeforeAfter(TrainerCallback):
         check_columns(self._components, self.held_out.prompts)
         check_judges(self.judges.values(), self.held_out.prompts)
         self._folder = Path(trainer.args.output_dir or ".")
-        self._seconds: dict[str, float] = {}
-        self._mark = time.perf_counter()
+        self._seconds: dict[str, float] = {}  # in the trainer's state
+        self._mark = self._trained = 0.0
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Generate and score with the untuned model, unless the run is resumed."""
         check_own(self, state)
+        self._seconds = join_state(state, self).setdefault("seconds", {})
         if state.global_step == 0:
             self._measure("before")
         else:  # an absent file is an error now rather than after the training
             on_rank_zero(lambda: self._scored("before"))
-        self._mark = time.perf_counter()
+        self._mark, self._trained = time.perf_counter(), self._seconds.get("train", 0.0)
+
+    def on_step_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
+        """Note the seconds, which a checkpoint has."""
+        self._seconds["train"] = self._trained + time.perf_counter() - self._mark
 
     def on_train_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
         """Generate and score with the trained model, and write the summary."""
-        self._seconds["train"] = time.perf_counter() - self._mark
+        self.on_step_end(args, state, control)
         self._measure("after")
-        if state.is_world_process_zero:
+
+        def write() -> None:
             sets = {name: self._scored(name) for name in ("before", "after")}
             scores, facts = self.held_out.components, self._facts(args, state)
             write_comparison(self._folder, scores, self.judges, sets, facts, self._seconds)
+
+        on_rank_zero(write)
         for component in self._components.values():
             component.scorer.release()
 

@@ -178,12 +178,16 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         kind = "" if self._training else "evaluate-"  # the texts of training stay
         path = self.folder / f"{kind}step={state.global_step:06d}.jsonl"
         result = self.score_on_rank_zero(samples, path)
-        run = wandb_run(args) if state.is_world_process_zero else None
-        if run is not None:
+
+        def show() -> None:
+            if (run := wandb_run(args)) is None:
+                return
             columns, rows = sample_table(samples, result.scores, result.reasons)
             table = import_extra("wandb", "report_to='wandb'").Table(columns=columns, data=rows)
             shown = {f"eval/{key}": value for key, value in result.metrics.items()}
             add_to_run(run, self.name, {**shown, f"{self.name}/{TABLE}": table}, state.global_step)
+
+        on_rank_zero(show)
         logged = {PREFIX + key: value for key, value in result.metrics.items()}
         # Without W&B's callback, which would end a row.
         handler = self.trainer.callback_handler

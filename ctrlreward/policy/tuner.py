@@ -160,6 +160,13 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
         A RuntimeError says that every sample failed, or that the loss is NaN or infinite.
         """
+        try:
+            return self._step(batch)
+        except Exception:  # after which Lightning calls no hook of a module
+            self.reward.release()
+            raise
+
+    def _step(self, batch: object) -> Tensor:
         started = time.perf_counter()
         self.configure_model()
         options, size = self.generation, self.generation.num_generations

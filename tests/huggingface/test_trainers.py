@@ -182,6 +182,7 @@ def test_a_resumed_run_scores_texts_whose_scores_were_lost(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["before"]["a"] == 0.5  # scored at the step of the resumption
     assert summary["after"]["a"] == 0.75
+    assert summary["seconds"].keys() == {"before", "train", "after", "total"}
     path.unlink()
     with pytest.raises(FileNotFoundError, match="output_dir"):
         run(4, str(tmp_path / "run" / "checkpoint-3"))

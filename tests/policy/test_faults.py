@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import numpy as np
@@ -72,3 +73,13 @@ def test_a_constant_reward_teaches_nothing_and_this_is_said_once(tuner, fit) -> 
     assert trainer.callback_metrics["reward/zero_signal"] == 1
     assert trainer.callback_metrics["policy/loss"] == 0
     torch.testing.assert_close(trained_weights(module), before, rtol=0, atol=1e-7)
+
+
+def test_an_error_of_the_reward_ends_its_thread_and_frees_its_models(tuner, fit, share) -> None:
+    def fails(texts: list[str]) -> list[float]:
+        raise OSError("no scores")
+
+    with pytest.raises(OSError, match="no scores"):
+        fit(tuner(reward={"share": share["share"], "fails": fails}), 2)
+    assert share.releases == 1
+    assert not any(each.name.startswith("ctrlreward") for each in threading.enumerate())
