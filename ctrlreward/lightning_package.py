@@ -1,13 +1,15 @@
 """The two packages of Lightning: `pytorch_lightning` and `lightning.pytorch`.
 
 They have the same classes under the same names, but without a common base. So the callbacks of this
-project and `PolicyTuner` are mixins that import neither, and modules for each package mix them into
-its classes. A mixin finds names of its package with `package_of`.
+project and `PolicyTuner` are mixins that import neither, and `lazy_names` mixes them into classes
+of the package that a program imports. A mixin finds names of its package with `package_of`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -42,6 +44,61 @@ PACKAGES = (
     LightningPackage("pytorch_lightning", "ctrlreward.callbacks"),
     LightningPackage("lightning.pytorch", "ctrlreward.lightning"),
 )
+
+# Public name → its module; of a class with a mixin also the class of Lightning to mix it into.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "AUC": ("callbacks.judges",),
+    "AdapterExporter": ("callbacks.saving",),
+    "BeforeAfter": ("callbacks.report", "callbacks.Callback"),
+    "Generation": ("policy.rollouts",),
+    "GenerationScorer": ("callbacks.generation", "callbacks.Callback"),
+    "HistoryLogger": ("callbacks.history", "loggers.Logger"),
+    "LoRA": ("policy.model",),
+    "OptimizerConfig": ("policy.optimizer",),
+    "ParetoCheckpoint": ("callbacks.pareto", "callbacks.ModelCheckpoint"),
+    "PolicyTuner": ("policy.tuner", "core.LightningModule"),
+    "ProxyGuard": ("callbacks.guard", "callbacks.Callback"),
+    "ReferenceReward": ("callbacks.terms",),
+    "RewardCheckpoint": ("callbacks.checkpoint", "callbacks.ModelCheckpoint"),
+    "RewardEarlyStopping": ("callbacks.stopping", "callbacks.Callback"),
+    "RewardShaping": ("callbacks.shaping", "callbacks.Callback"),
+    "RolloutSamples": ("callbacks.rollout_samples", "callbacks.Callback"),
+    "SampleGenerator": ("completion",),
+    "SoftOverlong": ("callbacks.terms",),
+    "TextGenerator": ("completion",),
+    "UsefulRange": ("callbacks.ranges",),
+    "generate": ("completion",),
+}
+
+
+def lazy_names(
+    module: str, package: LightningPackage
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a module for one of the packages.
+
+    `ctrlreward.lightning` has all names; the names of policies are apart from `callbacks`.
+    """
+    whole, of_policies = module == "ctrlreward.lightning", module == "ctrlreward.policy"
+    names = [
+        name
+        for name, (place, *_) in _NAMES.items()
+        if whole or place.startswith("policy.") == of_policies
+    ]
+
+    @cache  # a class exists once, and pickles by its name
+    def attribute(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"{module} has no attribute {name!r}")
+        place, *bases = _NAMES[name]
+        found = import_module(f"ctrlreward.{place}")
+        if not bases:
+            return getattr(found, name)
+        mixin = getattr(found, f"{name}Mixin")
+        mixin.__init__.__qualname__ = f"{name}.__init__"  # in errors of Python
+        own = {"__doc__": mixin.__doc__, "__module__": module}
+        return type(name, (mixin, *map(package.load, bases)), own)
+
+    return attribute, names.copy, names
 
 
 def package_of(instance: object) -> LightningPackage:

@@ -4,6 +4,6 @@
 `lightning.pytorch`.
 """
 
-import lazy_loader
+from ctrlreward.lightning_package import PACKAGES, lazy_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_names(__name__, PACKAGES[0])
