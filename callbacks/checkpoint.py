@@ -8,7 +8,7 @@ from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.selection import BestRule
-from ctrlreward.selection.decider import check_settings, given_alone
+from ctrlreward.selection.decider import given_alone
 
 
 class RewardCheckpointMixin(SelectingCheckpointMixin):
@@ -70,7 +70,6 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         trainable_only: bool = False,
         **settings: Any,
     ) -> None:
-        check_settings(self, BestRule, settings)
         if isinstance(monitor, BestRule):
             rule = given_alone(monitor, mode, save_top_k != 1, settings)
         else:

@@ -14,7 +14,7 @@ from ctrlreward.callbacks.wandb_rows import define_curves, log_late, runs_of
 from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of
 from ctrlreward.selection import AlarmRule
 from ctrlreward.selection.alarm import HeldOutMode
-from ctrlreward.selection.decider import Decider, check_settings, given_alone
+from ctrlreward.selection.decider import Decider, given_alone
 
 
 class ProxyGuardMixin(DecidingMixin):
@@ -63,7 +63,6 @@ class ProxyGuardMixin(DecidingMixin):
         **settings: Any,
     ) -> None:
         super().__init__()
-        check_settings(self, AlarmRule, settings)
         if isinstance(proxy, AlarmRule):
             rule = given_alone(proxy, held_out, proxy_mode, held_out_mode, settings)
         else:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.selection import ParetoRule
 from ctrlreward.selection.decider import KeepsFront
+from ctrlreward.selection.pareto import pareto_rule
 
 
 class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
@@ -56,10 +56,7 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
         save_last: bool = True,
         trainable_only: bool = False,
     ) -> None:
-        given: Any = metrics  # the rule rejects a string
-        if not isinstance(metrics, Mapping | str | ParetoRule):
-            given = dict.fromkeys(metrics)
-        rule = given if isinstance(given, ParetoRule) else ParetoRule(given)
+        rule = pareto_rule(metrics)
         first, mode = next(iter(rule.metrics.items()))
         leaves = [f"{key.rsplit('/', 1)[-1]}={{{key}:.3f}}" for key in rule.metrics]
         super().__init__(

@@ -11,7 +11,7 @@ from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.monitoring import DecidingMixin, may_stop
 from ctrlreward.lightning_package import LightningModule, Trainer, callbacks_of, is_instance
 from ctrlreward.selection import StopRule
-from ctrlreward.selection.decider import Decider, check_settings, given_alone
+from ctrlreward.selection.decider import Decider, given_alone
 
 
 class RewardEarlyStoppingMixin(DecidingMixin):
@@ -54,7 +54,6 @@ class RewardEarlyStoppingMixin(DecidingMixin):
         **settings: Any,
     ) -> None:
         super().__init__()
-        check_settings(self, StopRule, settings)
         if isinstance(monitor, StopRule):
             rule = given_alone(monitor, mode, settings)
         else:

@@ -35,20 +35,12 @@ from ctrlreward.selection.decider import (
     Keeps,
     KeepsFront,
     check_order,
-    check_settings,
     given_alone,
 )
 from ctrlreward.selection.metrics import Bounds, read
+from ctrlreward.selection.pareto import pareto_rule
 
 log = logging.getLogger(__name__)
-
-
-def rule_of(callback: object, kind: type, rule: Any, *arguments: Any, **settings: Any) -> Any:
-    """Return a rule as it was passed, or one of its arguments, of which `rule` is the first."""
-    check_settings(callback, kind, settings)
-    if isinstance(rule, kind):
-        return given_alone(rule, *arguments, settings)
-    return kind(rule, *arguments, **settings)
 
 
 class DecisionCallback(RestoresItself, Decides, TrainerCallback):
@@ -228,7 +220,10 @@ class RewardCheckpoint(Keeps, DecisionCallback):
         **settings: Any,
     ) -> None:
         settings |= {"constraints": constraints} if constraints else {}
-        rule = rule_of(self, BestRule, monitor, mode, **settings)
+        if isinstance(monitor, BestRule):
+            rule = given_alone(monitor, mode, settings)
+        else:
+            rule = BestRule(monitor, mode, **settings)
         super().__init__(rule.monitor, rule)
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
@@ -322,10 +317,7 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
     saves = True
 
     def __init__(self, metrics: ParetoRule | Mapping[str, str] | Sequence[str]) -> None:
-        given: Any = metrics
-        if not isinstance(metrics, ParetoRule | Mapping | str):  # the rule rejects a string
-            given = dict.fromkeys(metrics)
-        rule = rule_of(self, ParetoRule, given)
+        rule = pareto_rule(metrics)
         super().__init__(", ".join(rule.metrics), rule)
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
@@ -353,7 +345,10 @@ class RewardEarlyStopping(DecisionCallback):
         mode: Mode | None = None,
         **settings: Any,
     ) -> None:
-        rule = rule_of(self, StopRule, monitor, mode, **settings)
+        if isinstance(monitor, StopRule):
+            rule = given_alone(monitor, mode, settings)
+        else:
+            rule = StopRule(monitor, mode, **settings)
         super().__init__(rule.monitor, rule)
 
     def act(self, decision: Any, before: Any, args: Arguments, state: State) -> None:
@@ -391,8 +386,11 @@ class ProxyGuard(DecisionCallback):
         name: str = "guard",
         **settings: Any,
     ) -> None:
-        modes = proxy_mode, held_out_mode
-        super().__init__(name, rule_of(self, AlarmRule, proxy, held_out, *modes, **settings))
+        if isinstance(proxy, AlarmRule):
+            rule = given_alone(proxy, held_out, proxy_mode, held_out_mode, settings)
+        else:
+            rule = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, **settings)
+        super().__init__(name, rule)
         self.stop, self.name = stop, name
         self._warned = False  # that no alarm is possible
 

@@ -7,7 +7,6 @@ not a new validation; and a value counts as new only if it was logged since the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from inspect import signature
 from itertools import dropwhile
 from typing import Any, TypeVar
 
@@ -31,19 +30,6 @@ def check_declared(keys: Iterable[str], declared: Collection[str]) -> None:
             raise ValueError(f"{key!r} is not a score of this run{hint}")
 
 
-def check_settings(callback: object, kind: type, settings: Iterable[str]) -> None:
-    """Raise a TypeError for an argument that neither a callback nor the rule of a kind has."""
-    parameters = signature(type(callback)).parameters | signature(kind).parameters
-    named = (name for name in parameters if name != "settings")
-    names = [name for name in named if f"save_{name}" not in parameters]
-    for name in settings:
-        if name not in names:
-            raise TypeError(
-                f"{type(callback).__name__} has no argument {name!r}, only {', '.join(names)}"
-                f"{did_you_mean(name, names)}"
-            )
-
-
 def check_order(callback: Any, keys: Iterable[str], callbacks: Iterable[Any]) -> None:
     """Raise a ValueError if a callback reads keys of a guard that is after it in `callbacks`."""
     read = [*keys]
@@ -57,10 +43,7 @@ def check_order(callback: Any, keys: Iterable[str], callbacks: Iterable[Any]) ->
 
 
 def given_alone(rule: Rule, *settings: object) -> Rule:
-    """Return the rule that a callback was given; a TypeError if it got arguments of one as well.
-
-    Callbacks of Lightning call the rule itself: a YAML file may set what jsonargparse finds there.
-    """
+    """Return the rule that a callback was given; a TypeError if it got arguments of one as well."""
     if any(settings):
         raise TypeError(f"pass a {type(rule).__name__} or its arguments, not both")
     return rule

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ctrlreward.arguments import Mode, check_direction, sign_of
 from ctrlreward.functional.pareto import non_dominated
@@ -160,3 +160,11 @@ class ParetoRule:
         shown = ", ".join(f"{key} is {value:.4f}" for key, value in values)
         first = next(iter(self.metrics))
         return f"{shown} at step {step}, the best {first} of {len(state.kept)} on the front"
+
+
+def pareto_rule(metrics: ParetoRule | Mapping[str, Any] | Sequence[str]) -> ParetoRule:
+    """Return the rule that a callback was given, or the one of its metrics."""
+    if isinstance(metrics, ParetoRule):
+        return metrics
+    plain: Any = metrics if isinstance(metrics, Mapping | str) else dict.fromkeys(metrics)
+    return ParetoRule(plain)  # which rejects a string

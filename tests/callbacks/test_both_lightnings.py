@@ -40,6 +40,16 @@ def test_both_have_the_same_names() -> None:
             assert package_of(kind.__new__(kind)).name == package
 
 
+def test_an_error_of_arguments_names_the_class_of_the_user() -> None:
+    for name in set(FACES) - {"RewardEarlyStopping", "RewardCheckpoint", "ProxyGuard"}:
+        with pytest.raises(TypeError, match=rf"^{name}\.__init__\(\) .*'wrong'"):
+            HERE[name](wrong=1)
+    for name in ("RewardEarlyStopping", "RewardCheckpoint", "ProxyGuard"):  # as their rules do
+        with pytest.raises(TypeError, match="wrong") as error:
+            HERE[name]("score/v", wrong=1)
+        assert "Mixin" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "right"),
     [
