@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import Any
 
 EXTRA_OF = {
-    "bitsandbytes": "quantization",
     "datasets": "trl",
     "fastapi": "serve",
     "gguf": "gguf",
@@ -38,7 +37,6 @@ PURPOSES = {
     "lightning": "trainers of the package lightning",
     "papers": "figures of the papers' scripts, and TextRank",
     "parquet": "Parquet files, and the built-in word vectors",
-    "quantization": "frozen models in 4 or 8 bits",
     "ray": "data sets and served rewards on several machines",
     "sentences": "the sentence splitter of NLTK",
     "serve": "a reward over HTTP",

@@ -1,4 +1,4 @@
-"""Floating-point types of models, and quantization by bitsandbytes."""
+"""Floating-point types of models."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 import torch
-from transformers import BitsAndBytesConfig
 
 from ctrlreward.arguments import one_of
-from ctrlreward.extras import import_extra
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "float64", "fastest"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
-Quantization: TypeAlias = Literal["nf4", "int8"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -47,23 +44,3 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
 def _cpu_flags() -> frozenset[str]:
     """Return the words of /proc/cpuinfo, instruction sets among them; empty elsewhere."""
     return frozenset(_CPUINFO.read_text("utf-8").split() if _CPUINFO.is_file() else ())
-
-
-def quantization_config(
-    quantization: Quantization | None, dtype: torch.dtype, argument: str
-) -> BitsAndBytesConfig | None:
-    """Return the configuration of transformers; None for weights that are not quantized.
-
-    `dtype` is the type of the computations, `argument` names the choice in the error.
-    """
-    if quantization is None:
-        return None
-    import_extra("bitsandbytes", f"{argument} = {quantization!r}")
-    if quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )

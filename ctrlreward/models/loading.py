@@ -15,7 +15,6 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
-    BitsAndBytesConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -76,14 +75,9 @@ def load_weights(
     model: str,
     config: PretrainedConfig,
     dtype: torch.dtype,
-    quantization: BitsAndBytesConfig | None = None,
-    device: str = "cpu",
     supplied: Container[str] = (),
 ) -> PreTrainedModel:
-    """Load a pretrained model with all of its weights, but the `supplied` ones, by its checkpoint.
-
-    Only quantized weights are loaded on the device.
-    """
+    """Load a pretrained model by its checkpoint, with all weights but the `supplied` ones."""
     if auto_class is AutoModelForCausalLM:
         _check_decoder(model, config)
     with model_named(model), _quiet_transformers():
@@ -91,9 +85,6 @@ def load_weights(
             resolve(model),
             config=config,
             dtype=dtype,
-            quantization_config=quantization,
-            # Quantized weights cannot be moved to another kind of device later.
-            device_map=None if quantization is None else {"": device},
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,

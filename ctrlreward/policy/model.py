@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 from safetensors.torch import load_file
@@ -23,20 +22,16 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from ctrlreward.arguments import one_of, positive
-from ctrlreward.models.dtypes import Dtype, Quantization, pick_dtype, quantization_config
+from ctrlreward.models.dtypes import Dtype, pick_dtype
 from ctrlreward.models.loading import load_config, load_weights
 from ctrlreward.models.sources import resolve
 
 
-def load_base(
-    model: str, dtype: str | None, quantization: Quantization | None, device: str
-) -> PreTrainedModel:
+def load_base(model: str, dtype: str | None, device: str) -> PreTrainedModel:
     """Load the base model of `load_policy`, without dropout and with plain generation."""
-    torch_dtype = pick_dtype(dtype, device)
-    config = quantization_config(quantization, torch_dtype, "lora.quantization")
     plain = without_dropout(load_config(model))
     auto_class = AutoModelForSeq2SeqLM if plain.is_encoder_decoder else AutoModelForCausalLM
-    base = load_weights(auto_class, model, plain, torch_dtype, config, device)
+    base = load_weights(auto_class, model, plain, pick_dtype(dtype, device))
     published = base.generation_config
     start = published.decoder_start_token_id
     if base.config.is_encoder_decoder and start is None:
@@ -49,14 +44,6 @@ def load_base(
     base.generation_config = GenerationConfig(
         eos_token_id=published.eos_token_id, decoder_start_token_id=start
     )
-    if quantization is not None:
-        # On the CPU, bitsandbytes in eval mode rounds the activations of int8 layers, and packs the
-        # weights of nf4 layers, for good, into a format without gradients.
-        kinds = import_module("bitsandbytes.nn")
-        for layer in base.modules():
-            if isinstance(layer, kinds.Linear4bit | kinds.Linear8bitLt):
-                layer.train()
-                layer.train = lambda mode=True, layer=layer: layer
     return base
 
 
@@ -96,10 +83,7 @@ class LoRA:
             and None: all except the output layer, which is never adapted.
         lora_dropout: Dropout rate of the adapter's inputs, in [0, 1). None: 0, so that the policy
             that learns is the one that sampled.
-        dtype: Data type of the base weights, or of the computations if they are quantised. None
-            picks one by device.
-        quantization: `"nf4"` (4 bits, double quantisation, as in QLoRA) or `"int8"` quantises the
-            base weights with bitsandbytes while loading; None does not.
+        dtype: Data type of the base weights. None picks one by device.
         adapter: Folder of a trained LoRA adapter to continue from, as `PolicyTuner.export_adapter`
             or peft's `save_pretrained` writes it; safetensors only. The first four are the
             adapter's and left out. None: a new adapter, which changes nothing at first.
@@ -114,16 +98,10 @@ class LoRA:
     target_modules: str | Sequence[str] | None = None
     lora_dropout: float | None = None
     dtype: Dtype | None = None
-    quantization: Quantization | None = None
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        positive("lora.r", self.r)
         positive("lora.lora_alpha", self.lora_alpha)
-        if self.lora_dropout is not None and not 0 <= self.lora_dropout < 1:
-            raise ValueError(f"lora.lora_dropout must be in [0, 1), got {self.lora_dropout}")
-        if self.quantization is not None:
-            one_of("lora.quantization", self.quantization, get_args(Quantization))
         for name in ("r", "lora_alpha", "target_modules", "lora_dropout"):
             if self.adapter is not None and getattr(self, name) is not None:
                 raise ValueError(f"lora.adapter has its own {name}: leave out lora.{name}")
@@ -137,12 +115,11 @@ class LoRA:
 def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     """Load a causal or encoder-decoder language model with a new or a trained LoRA adapter.
 
-    Quantised weights are loaded to the device, others to the CPU. A ValueError says that the
-    adapter does not fit the model, or has more than low-rank weights of linear layers: checkpoints
-    and exports contain nothing else.
+    A ValueError says that the adapter does not fit the model, or has more than low-rank weights of
+    linear layers: checkpoints and exports contain nothing else.
     """
     options = LoRA() if isinstance(lora, LoraConfig) else lora
-    base = load_base(model, options.dtype, options.quantization, device)
+    base = load_base(model, options.dtype, device)
     # The product of the output layer is computed from its weights, without any adapter.
     output = base.get_output_embeddings()
     linear = {

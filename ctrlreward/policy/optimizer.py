@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
-from ctrlreward.arguments import not_negative, one_of, positive
+from ctrlreward.arguments import not_negative, positive
 from ctrlreward.lightning_package import LightningModule, misconfigured
 
 Schedule: TypeAlias = Literal["constant", "constant_with_warmup", "linear", "cosine"]
@@ -46,9 +46,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         positive("optimizer.learning_rate", self.learning_rate)
-        for name in ("weight_decay", "warmup_steps"):
-            not_negative(f"optimizer.{name}", getattr(self, name))
-        one_of("optimizer.lr_scheduler_type", self.lr_scheduler_type, get_args(Schedule))
+        not_negative("optimizer.warmup_steps", self.warmup_steps)
 
 
 def adamw(module: LightningModule, config: OptimizerConfig) -> dict[str, Any]:

@@ -65,13 +65,9 @@ class Generation:
     chat_template_kwargs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_generations", "max_completion_length", "temperature", "top_p"):
+        for name in ("num_generations", "max_completion_length", "temperature"):
             positive(f"generation.{name}", getattr(self, name))
-        for name in ("eval_temperature", "top_k", "min_p"):
-            not_negative(f"generation.{name}", getattr(self, name))
-        for name in ("top_p", "min_p"):
-            if (getattr(self, name) or 0) > 1:
-                raise ValueError(f"generation.{name} must be at most 1, got {getattr(self, name)}")
+        not_negative("generation.eval_temperature", self.eval_temperature)
         for name in ("system", "chat_template_kwargs"):
             if getattr(self, name) is not None and not self.chat:
                 raise ValueError(f"generation.{name} is part of a chat: set generation.chat")

@@ -33,7 +33,7 @@ Loader = Callable[[str], object]
 
 
 def policy(model: str) -> object:
-    return load_base(model, None, None, "cpu")
+    return load_base(model, None, "cpu")
 
 
 @pytest.fixture

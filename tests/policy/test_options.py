@@ -52,7 +52,7 @@ def test_options_of_a_file_and_of_the_command_line(from_file) -> None:
         "--model.generation.system=Be brief.",
         "--model.generation.chat_template_kwargs={enable_thinking: false}",
         "--model.lora.target_modules=[q_proj, v_proj]",
-        "--model.lora.quantization=nf4",
+        "--model.lora.dtype=bfloat16",
     )
     assert (module.baseline, module.scale, module.beta) == ("group", "batch", 0.5)
     assert module.optimizer == OptimizerConfig(
@@ -62,18 +62,17 @@ def test_options_of_a_file_and_of_the_command_line(from_file) -> None:
     assert module.generation == Generation(
         chat=True, system="Be brief.", chat_template_kwargs=kwargs
     )
-    assert module.lora == LoRA(target_modules=["q_proj", "v_proj"], quantization="nf4")
+    assert module.lora == LoRA(target_modules=["q_proj", "v_proj"], dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
     "option",
     [
         *("baseline=value", "scale=gdpo", "aggregation=mean", "beta=-0.1"),
-        *("optimizer.lr_scheduler_type=cos", "lora.quantization=int4", "lora.r=0"),
+        *("optimizer.lr_scheduler_type=cos", "lora.dtype=int4"),
         *("optimizer.learning_rate=0", "generation.temperature=0", "generation.system=Be brief."),
-        *("generation.top_p=0", "generation.top_k=-1", "generation.min_p=2"),
         *("generation.eval_temperature=-1", "generation.chat_template_kwargs={a: 1}"),
-        *("lora.lora_alpha=-1", "lora.lora_dropout=1.0", "generation.num_generations=1"),
+        *("lora.lora_alpha=-1", "generation.num_generations=1"),
     ],
 )
 def test_a_bad_option_is_named(from_file, capsys, option: str) -> None:
