@@ -30,7 +30,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     Args:
         monitor: The `BestRule`, or the logged key of the score.
-        mode: As in `BestRule`.
+        mode: As in `BestRule`; needed for a key without a declared direction.
         dirpath: Local folder. Defaults to `checkpoints` in the logger's folder, or in the trainer's
             `default_root_dir`.
         filename: Lightning's template with metric names written out (`"step={step}"`). Defaults to
@@ -45,11 +45,6 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         best_adapter_path: Adapter folder of `best_model_path`, "" if there is none.
         selected_step: Step of `best_model_path`, None if no validation met the constraints.
         state: The `BestState` with steps and scores of the kept checkpoints.
-
-    Raises:
-        ValueError: A setting is out of range.
-        MisconfigurationException: In `setup`: the mode contradicts the score's direction, or lacks
-            for a key without a declared one; a remote `dirpath`. In training: a key is not logged.
 
     Examples:
         >>> from ctrlreward.callbacks import RewardCheckpoint

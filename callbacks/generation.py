@@ -27,7 +27,6 @@ from ctrlreward.completion import (
 from ctrlreward.files import remove_unfinished
 from ctrlreward.held_out import SCORED_STEP, TABLE, HeldOutScorer
 from ctrlreward.lightning_package import LightningModule, Trainer, averaging_callbacks
-from ctrlreward.placement import shared_device
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import SamplesLike, Unfinished
 from ctrlreward.scorers.base import check_columns
@@ -48,9 +47,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     Weights & Biases logger. The random state of training is restored afterwards.
 
     Under a distributed strategy each rank generates from its share of the prompts, rank 0 scores,
-    and all ranks log the same values. Under FSDP each rank needs the memory of the whole model. A
-    scorer may share the device of training if there is only one. The sanity check is skipped.
-    `fast_dev_run` scores two samples and writes no file.
+    and all ranks log the same values. Under FSDP each rank needs the memory of the whole model. The
+    sanity check is skipped. `fast_dev_run` scores two samples and writes no file.
 
     `trainer.validate` and `trainer.test` score without changing the counters, and return the scores
     with `<name>/scored_step`, the step of the weights; their texts go to `validate-step=…` or
@@ -58,30 +56,17 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     `generations_per_prompt`, or another `max_new_tokens` among the module's `hparams`, warns, and
     rules start a new reference.
 
+    The arguments are of `HeldOutScorer`. Two such callbacks in one trainer need different names.
+
     Args:
-        scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
-            a scorer with a single score.
-        samples: The held-out prompts, as for `generate`.
-        generations_per_prompt: Completions per prompt.
-        name: Prefix of each logged key. Two such callbacks in one trainer need different names.
-        seed: Seed of the generation.
         every_n_validations: Interval; the n-th validation is the first one to be scored.
-        answer_after: As in `HeldOutScorer`.
-        unfinished: As in `HeldOutScorer`.
 
     Attributes:
         has_new_scores: Whether the last validation logged new scores, not again the scores of the
             same weights.
-        by_prompt: See `HeldOutScorer`.
         validations: Validations during fitting so far; the same weights are one validation.
         last_scored_step: `trainer.global_step` of the last of them; -1 before.
         folder: Folder of the sample files; None before `setup` and with `fast_dev_run`.
-
-    Raises:
-        TypeError, ValueError: As in `HeldOutScorer`.
-        MisconfigurationException: In `setup`: `generate` rejects module or samples, the run has no
-            validation, a scorer shares one of several training devices, or averaged weights
-            are saved and others would generate.
 
     Examples:
         >>> from ctrlreward import LexiconSentiment
@@ -116,7 +101,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self._loaded_step: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters and the last scores by prompt."""
         return {
             "validations": self.validations,
             "last_logged": dict(self._last_logged),
@@ -152,12 +136,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
                 "averaged weights are saved, but others are back before a later callback "
                 "generates. List this GenerationScorer before WeightAveraging."
             )
-        devices = {
-            f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
-            for key, component in self.components.items()
-        }
-        kind = trainer.strategy.root_device.type
-        self.refuse(shared_device(devices, kind, trainer.device_ids, trainer.world_size))
         check_columns(self.components, self.prompts)
         hparams, trial = pl_module.hparams, bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self.settings = {key: hparams[key] for key in _LENGTHS if key in hparams}
@@ -179,7 +157,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.refuse(unclear_input(pl_module, self.samples))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Define the curves in Weights & Biases."""
         best = {key: f"{spec.mode},last" for key, spec in self.specs.items()}
         define_curves(trainer, best, f"{self.name}/{SCORED_STEP}")
 

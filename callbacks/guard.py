@@ -33,18 +33,13 @@ class ProxyGuardMixin(DecidingMixin):
     Args:
         proxy: The `AlarmRule`, or the logged key of the optimised metric.
         held_out: As in `AlarmRule`.
-        proxy_mode: As in `AlarmRule`; the module's `Reward` also declares directions, and
-            `reward/total` is better when higher.
+        proxy_mode: As in `AlarmRule`; needed for a key without a declared direction. The module's
+            `Reward` also declares directions, and `reward/total` is better when higher.
         held_out_mode: As in `AlarmRule`.
         stop: Stop training at an alarm. A run resumed from there ends at once, unless
             its new settings would not raise the alarm.
         name: Prefix of the logged keys. Two guards in one trainer need different names.
         settings: Further arguments of `AlarmRule`: `level`, `reference`, `margin`.
-
-    Raises:
-        ValueError: A setting is out of range.
-        MisconfigurationException: In `setup`: a mode contradicts the score's direction, or lacks
-            for a key without a declared one. In training: a key is not logged.
 
     Examples:
         >>> from ctrlreward.callbacks import ProxyGuard
@@ -84,7 +79,6 @@ class ProxyGuardMixin(DecidingMixin):
         return self.state.alarm_step
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the names of guards."""
         super().setup(trainer, pl_module, stage)
         names = [guard.name for guard in callbacks_of(trainer, ProxyGuardMixin)]
         if names.count(self.name) > 1:

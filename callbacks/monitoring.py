@@ -90,13 +90,11 @@ class DecidingMixin(Decides, CallbackMixin):
             self.refuse(str(error))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note what is logged before the validation."""
         super().on_validation_start(trainer, pl_module)
         self._awaits_validation = self._awaits_validation and trainer.sanity_checking
         self.snapshots.begin(trainer, trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the rule."""
         return {**super().state_dict(), **self.decider.to_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -104,7 +102,6 @@ class DecidingMixin(Decides, CallbackMixin):
         self.decider.load(state_dict)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the rule next to the log."""
         super().on_train_start(trainer, pl_module)
         rules = {type(self.rule).__name__: asdict(self.rule)}
         note_decisions(trainer, rules=rules, directions=known_modes(trainer))

@@ -38,11 +38,6 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
         best_model_path: The checkpoint on the front with the best first metric, for code that needs
             a single one; `best_adapter_path` and `selected_step` are of it.
 
-    Raises:
-        ValueError: Fewer than two metrics, or an unknown direction.
-        MisconfigurationException: In `setup`: a direction contradicts the score's, or lacks for a
-            key without a declared one; a remote `dirpath`. In training: a key is not logged.
-
     Examples:
         >>> from ctrlreward.callbacks import ParetoCheckpoint
         >>> ParetoCheckpoint({"score/quality": "max", "score/perplexity": "min"}).kept
@@ -76,7 +71,6 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
         return {key: mode or "max" for key, mode in self.rule.metrics.items()}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Show Lightning the direction of the first metric."""
         super().setup(trainer, pl_module, stage)
         self.mode = next(iter(self.metrics.values()))
 

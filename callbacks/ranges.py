@@ -29,13 +29,6 @@ class UsefulRange:
         component: The score of each text. None: the component of the reward that has the name of
             the range; with weight 0 it is bounded, not rewarded.
         from_start: Bounds are differences from the first mean: `low=0.0` is the mean at the start.
-
-    Raises:
-        ValueError: No bound, or `low` above `high`.
-
-    Examples:
-        >>> UsefulRange(low=0.5, high=0.9)
-        UsefulRange(low=0.5, high=0.9, component=None, from_start=False)
     """
 
     low: float | None = None

@@ -59,20 +59,12 @@ class BeforeAfterMixin(CallbackMixin):
     back, and computes missing scores and judges.
 
     Args:
-        scores: As in `GenerationScorer`. Differences are reported for the first one.
-        samples: Prompts that neither training nor selection uses, as for `generate`.
-        generations_per_prompt: Completions per prompt.
-        seed: Seed of both generations.
+        scores: As in `HeldOutScorer`, like the next three; differences are of the first one.
+        samples: Prompts that neither training nor selection uses.
         others: Name → other texts to score, one for each of `samples` and in their order: human
             references, or the inputs themselves as a copy baseline.
         judges: Name → a score that the reward and the selection do not use, compared by its mean,
             or an `AUC`.
-
-    Raises:
-        TypeError, ValueError: A wrong score, name or number of texts. In `setup`: the samples are
-            of one group, or lack a column.
-        MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`, or `generate`
-            rejects module or samples.
 
     Examples:
         >>> from ctrlreward import LexiconSentiment
@@ -110,11 +102,9 @@ class BeforeAfterMixin(CallbackMixin):
         self._created = self._mark = time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seconds of each phase so far."""
         return {"seconds": {**self.seconds, "train": self._train_seconds()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the seconds of the interrupted run."""
         self.seconds = dict(state_dict["seconds"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -170,7 +160,6 @@ class BeforeAfterMixin(CallbackMixin):
         on_rank_zero(write)
 
     def release(self) -> None:
-        """Free the scorers' models."""
         for component in self._components.values():
             component.scorer.release()
 

@@ -44,7 +44,6 @@ class RolloutSamplesMixin(CallbackMixin):
         self._folder = Path()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raise if the module does not expose its rollouts."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit" and not isinstance(pl_module, LearnsFromRollouts):
             self.refuse(
@@ -56,7 +55,6 @@ class RolloutSamplesMixin(CallbackMixin):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write the rollout after every nth batch."""
         rollout = cast(LearnsFromRollouts, pl_module).last_rollout
         trial = trainer.fast_dev_run or not trainer.is_global_zero  # type: ignore[attr-defined]
         if rollout is None or trial or batch_idx % self.every_n_batches:

@@ -41,16 +41,7 @@ from ctrlreward.selection.decider import Decider, Keeps
 
 @runtime_checkable
 class AdapterExporter(Protocol):
-    """LightningModule that trains an adapter and can export it for use without Lightning.
-
-    Examples:
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
-        >>> class Policy(BoringModel):  # self.model is a peft model
-        ...     def export_adapter(self, folder):
-        ...         self.model.save_pretrained(folder)
-        >>> isinstance(Policy(), AdapterExporter)
-        True
-    """
+    """LightningModule that trains an adapter and can export it for use without Lightning."""
 
     def export_adapter(self, folder: str) -> None:
         """Write the adapter in `peft` format into an existing, empty folder; called on rank 0."""
@@ -95,11 +86,9 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
         return folder if self.best_model_path and os.path.isdir(folder) else ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Lightning's state, the rule's, and the paths of the checkpoints."""
         return {**super().state_dict(), "paths": dict(self._paths)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state. `on_train_start` checks which files exist."""
         super().load_state_dict(state_dict)
         self._paths = dict(state_dict["paths"])
         if os.path.dirname(state_dict["last_model_path"]) == str(self.dirpath):
@@ -113,7 +102,6 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, ModelCheckpoint):
         super().reset(unused)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that checkpoints and adapters can be written."""
         super().setup(trainer, pl_module, stage)
         strategy = type(trainer.strategy).__name__
         self._is_sharded = sharded = is_sharded(trainer)

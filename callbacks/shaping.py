@@ -58,12 +58,6 @@ class RewardShapingMixin(CallbackMixin):
             multiplier is squashed into (0, 1) and never 0).
         range_rate: Step size of the multipliers, per standard deviation of the score.
 
-    Raises:
-        ValueError: No transformation, or a number out of range. In `setup`: ranges that do not fit
-            the reward. In training: a reward below 0 with `length_alpha`.
-        MisconfigurationException: In `setup`: the module cannot be shaped, is shaped already, or
-            has no reference policy.
-
     Examples:
         >>> from ctrlreward.callbacks import RewardShaping, SoftOverlong
         >>> overlong = SoftOverlong(longest=32, cache=8)
@@ -92,17 +86,14 @@ class RewardShapingMixin(CallbackMixin):
         self._metrics: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the multipliers."""
         return {} if self.ranges is None else {"ranges": self.ranges.to_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore them from a checkpoint; bounds are not changed."""
         ranges = state_dict.get("ranges")
         if ranges is not None and self.ranges is not None:
             self.ranges.restore(ranges)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the module's `shape_rewards` for training."""
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
@@ -134,7 +125,6 @@ class RewardShapingMixin(CallbackMixin):
             pl_module.log(f"shaping/{name}", value, batch_size=1)
 
     def release(self) -> None:
-        """Restore the module, and free the models of ranges."""
         self._metrics = {}
         if self._module is not None:
             self._module.shape_rewards = None

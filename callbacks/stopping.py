@@ -25,18 +25,13 @@ class RewardEarlyStoppingMixin(DecidingMixin):
 
     Args:
         monitor: The `StopRule`, or the logged key of the score.
-        mode: As in `StopRule`; `decline` and `min_delta="noise"` need a score that a
-            `GenerationScorer` logs.
+        mode: As in `StopRule`; needed for a key without a declared direction.
         verbose: Log the reason when training stops.
-        settings: Further arguments of `StopRule`: `patience`, `min_delta`, `min_steps`, …
+        settings: Further arguments of `StopRule`: `patience`, `min_delta`, `min_steps`, …;
+            `decline` and `min_delta="noise"` need a score that a `GenerationScorer` logs.
 
     Attributes:
         state: The `StopState`, which has the reason.
-
-    Raises:
-        ValueError: A setting is out of range.
-        MisconfigurationException: In `setup`: the mode contradicts the score's direction, or lacks
-            for a key without a declared one. In training: the key is not logged.
 
     Examples:
         >>> from ctrlreward.callbacks import RewardEarlyStopping
@@ -82,7 +77,6 @@ class RewardEarlyStoppingMixin(DecidingMixin):
             self.decider.state = self.state.running()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decide, and stop training."""
         trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         decision = None if trial else self.decide(trainer)
         if decision is None or not decision.stop:

@@ -50,13 +50,6 @@ class ReferenceReward:
     Args:
         scale: Difference of rewards that counts as one, > 0: the larger, the later it flattens.
             The paper's is 1, for reward models; the GM, up to 40, needs about 10.
-
-    Raises:
-        ValueError: `scale` is not positive.
-
-    Examples:
-        >>> ReferenceReward(scale=10.0)
-        ReferenceReward(scale=10.0)
     """
 
     scale: float = 1.0
@@ -88,9 +81,6 @@ class SoftOverlong:
             `max_completion_length`.
         cache: Number of tokens before `longest` over which the penalty grows linearly from 0.
         weight: The full penalty, in units of the reward, ≥ 0.
-
-    Raises:
-        ValueError: `cache` is not in 1 to `longest`, or the weight is negative.
 
     Examples:
         >>> import numpy as np

@@ -1,34 +1,12 @@
-"""Placement of scorers during training: devices, and the background thread."""
+"""The background thread of a reward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 Result = TypeVar("Result")
-
-
-def shared_device(
-    scorers: Mapping[str, Sequence[str]], kind: str, ids: Sequence[int], ranks: int
-) -> str | None:
-    """Return an error message if a scorer shares one of several training devices, else None.
-
-    A shared one would stall the others. `scorers` maps a name to the devices of its models, of
-    which `"cuda"` is the first one of training. Training has the devices `ids` of a `kind`
-    (`"cuda"`, `"cpu"`, `"mps"`) on this machine, and `ranks` processes on all machines.
-    """
-    if kind == "cpu" or max(len(ids), ranks) == 1:
-        return None
-    taken = [f"{kind}:{i}" for i in ids]
-    for name, devices in scorers.items():
-        for device in devices:
-            if device == kind or device in taken:
-                return (
-                    f"the device of {name} must be none of training, {', '.join(taken)}, such as "
-                    f"'cpu' or {f'{kind}:{max(ids) + 1}'!r}, got {device!r}"
-                )
-    return None
 
 
 class Worker:

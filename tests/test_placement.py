@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from ctrlreward.models import accelerators
-from ctrlreward.placement import shared_device
 from ctrlreward.scorers import (
     Accuracy,
     AttributeClassifier,
@@ -14,24 +13,6 @@ from ctrlreward.scorers import (
     Similarity,
     TransferQuality,
 )
-
-
-@pytest.mark.parametrize(
-    ("devices", "kind", "ids", "ranks", "refused"),
-    [
-        (["cpu"], "cpu", [0, 1], 2, False),
-        (["cuda:0"], "cuda", [0], 1, False),  # one device may be shared
-        (["cpu"], "cuda", [0, 1], 2, False),
-        (["cuda:1"], "cuda", [0], 4, False),  # four machines with two devices each
-        (["cuda:1"], "cuda", [0, 1], 2, True),
-        (["cuda"], "cuda", [2, 3], 2, True),
-        (["cuda:0"], "cuda", [0], 4, True),
-        (["cuda:0"], "cuda", [0, 1], 1, True),  # a strategy that drives several from one process
-    ],
-)
-def test_a_scorer_on_one_of_several_devices_is_named(devices, kind, ids, ranks, refused) -> None:
-    said = shared_device({"free": ["cpu"], "s": devices}, kind, ids, ranks)
-    assert (said is not None) == refused
 
 
 @pytest.mark.parametrize(

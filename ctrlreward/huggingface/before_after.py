@@ -42,12 +42,8 @@ class BeforeAfter(RestoresItself, TrainerCallback):
 
     Args:
         trainer: The trainer to which the callback is added.
-        scores: Name → score. Differences are reported for the first one.
-        samples: Prompts that neither training nor selection uses, as in `GenerationScorer`.
-        generations_per_prompt: Completions per prompt.
-        seed: Seed of both generations.
-        judges: Name → a score that reward and selection do not use, or an `AUC`.
-        generation: As in `GenerationScorer`, like the errors.
+        samples: As in `GenerationScorer`, like `generation`; the others are of
+            `ctrlreward.callbacks.BeforeAfter`.
     """
 
     def __init__(

@@ -172,11 +172,9 @@ class DecisionCallback(RestoresItself, Decides, TrainerCallback):
         self.act(decision, before, args, state)
 
     def on_save(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
-        """Forget what is saved now."""
         self._save = False
 
     def on_train_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
-        """Make no more decisions."""
         self._training = False
         if self._missing is not None:
             raise self._missing
@@ -204,10 +202,6 @@ class RewardCheckpoint(Keeps, DecisionCallback):
             "min" for a loss, and to "max" for TRL's `reward`.
         constraints: As in `BestRule`.
         settings: Further arguments of `BestRule`.
-
-    Raises:
-        ValueError: A setting is out of range; at the start: an unknown direction; after the first
-            evaluation: a key is not logged.
     """
 
     saves = True
@@ -248,7 +242,6 @@ class RewardCheckpoint(Keeps, DecisionCallback):
             control.should_save |= due or step >= state.max_steps
 
     def on_epoch_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
-        """Let the epoch be saved, likewise."""
         control.should_save |= _is_hidden(args, SaveStrategy.EPOCH)
         super().on_epoch_end(args, state, control)
         self._name_selected(args, state)
@@ -321,7 +314,6 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
         super().__init__(", ".join(rule.metrics), rule)
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
-        """Check that the trainer keeps the front."""
         super().on_train_begin(args, state, control)
         if args.save_total_limit is not None:
             raise ValueError(
@@ -352,7 +344,6 @@ class RewardEarlyStopping(DecisionCallback):
         super().__init__(rule.monitor, rule)
 
     def act(self, decision: Any, before: Any, args: Arguments, state: State) -> None:
-        """Stop training."""
         self._stop = decision.stop
         if decision.stop:
             self.say(state, decision.reason)

@@ -60,31 +60,18 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
     whole model on each rank, and under ZeRO-3 TRL. A run that resumes with other prompts, another
     `generations_per_prompt` or settings of `generate` says so, and rules start a new reference.
 
+    The arguments that are not listed are of `HeldOutScorer`. Two such callbacks in one trainer need
+    different names.
+
     Args:
         trainer: The trainer to which the callback is added.
-        scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
-            a scorer with a single score.
         samples: The held-out prompts: texts, `Samples`, or a data set of TRL, whose column `prompt`
             has texts or messages. The model reads messages by the trainer's chat template; scores
             read what its reward functions read, which is the completion, after the prompt if
             `as_reward_funcs` maps `prefixes`.
         every_n_evaluations: Interval; the n-th evaluation is the first one to be scored.
-        generations_per_prompt: Completions per prompt.
-        name: Prefix of each key. Two such callbacks in one trainer need different names.
         generation: Settings of `generate` that differ from the trainer's or else the model's, with
             `max_new_tokens=64`. A trainer with vLLM samples as in training.
-        seed: Seed of the generation.
-        answer_after: As in `HeldOutScorer`.
-        unfinished: As in `HeldOutScorer`.
-
-    Attributes:
-        last_scored_step: `state.global_step` of the last scores; -1 before.
-        folder: Folder of the sample files.
-
-    Raises:
-        TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` is not a score.
-        ValueError: As in `HeldOutScorer`; or the samples do not say whether an encoder-decoder
-            reads or continues them.
     """
 
     def __init__(
@@ -147,7 +134,6 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         self._training = True
 
     def on_train_end(self, args: Arguments, state: State, control: Control, **_: Any) -> None:
-        """Free the scorers' models."""
         self._training = False
         self.release()
 

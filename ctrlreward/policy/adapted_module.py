@@ -87,11 +87,9 @@ class AdaptedModuleMixin(LightningModule):
         self.policy, self.tokenizer = policy, tokenizer
 
     def configure_optimizers(self) -> Any:
-        """Return AdamW on all trained weights, with its learning-rate schedule."""
         return adamw(self, self.optimizer)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:
-        """Return the batch; text needs no device."""
         return batch
 
     def on_fit_start(self) -> None:

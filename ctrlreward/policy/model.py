@@ -87,10 +87,6 @@ class LoRA:
         adapter: Folder of a trained LoRA adapter to continue from, as `PolicyTuner.export_adapter`
             or peft's `save_pretrained` writes it; safetensors only. The first four are the
             adapter's and left out. None: a new adapter, which changes nothing at first.
-
-    Example:
-        >>> LoRA(r=8).scale
-        16
     """
 
     r: int | None = None

@@ -32,10 +32,6 @@ class OptimizerConfig:
             update has the rate 0.
         gradient_checkpointing: Whether to recompute activations in the backward pass instead of
             keeping them: less memory, more time, the same gradients.
-
-    Example:
-        >>> OptimizerConfig(learning_rate=3e-4).warmup_steps
-        5
     """
 
     learning_rate: float = 1e-4

@@ -16,7 +16,6 @@ from ctrlreward.arguments import check_type
 from ctrlreward.completion import with_answers
 from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
 from ctrlreward.lightning_package import check_whole_model, misconfigured, package_of
-from ctrlreward.placement import shared_device
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 from ctrlreward.policy.model import LoRA, reference_policy
 from ctrlreward.policy.objectives import (
@@ -126,17 +125,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         self._without_signal = 0  # steps in a row
 
     def setup(self, stage: str) -> None:
-        """Check that the strategy keeps the model whole, and that no scorer shares a device."""
         check_whole_model(self.trainer)
         super().setup(stage)
-        devices = {
-            f"{type(c.scorer).__name__}, of the reward's component {name!r},": c.scorer.devices
-            for name, c in self.reward.components.items()
-        }
-        trainer, kind = self.trainer, self.trainer.strategy.root_device.type
-        clash = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
-        if clash is not None:
-            raise misconfigured(self, clash)
 
     def on_train_start(self) -> None:
         """Check that the trainer iterates over prompts, and that the rewards can be shaped."""

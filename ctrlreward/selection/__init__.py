@@ -13,7 +13,8 @@ Each rule is a fold over validations: immutable state in, new state and a decisi
 
 All four rules (`StopRule`, `BestRule`, `ParetoRule`, `AlarmRule`) have this shape:
 
-- `rule.start()` returns the state before the first validation.
+- `rule.start()` returns the state before the first validation. `rule.keys` are the keys that it
+  reads; `rule.directed` returns the rule with the directions that the scorers of a run declare.
 - `rule.update(state, step, metrics, stale=(), evidence=None)` returns `(state, decision)`.
   `metrics` maps logged keys to floats. `stale` lists keys without a new value, on which no decision
   is made. `evidence` maps keys to one value per held-out prompt, by which two validations are

@@ -58,7 +58,6 @@ class AlarmState(State):
 
     @property
     def ended(self) -> bool:
-        """See `State`."""
         return self.alarm
 
 
@@ -99,10 +98,6 @@ class AlarmRule:
             mean so far, which notices a decline after a rise.
         margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
             Defaults to a tenth of the standard deviation between prompts at the reference.
-
-    Raises:
-        ValueError: Unknown mode or reference, `level` or `margin` out of range, or the same metric
-            twice.
 
     Examples:
         >>> rule, state = AlarmRule("reward", "rating"), AlarmState()
@@ -146,7 +141,6 @@ class AlarmRule:
 
     @cached_property
     def keys(self) -> list[str]:
-        """Keys that the rule reads, the proxy first."""
         return [self.proxy, *self.held_out]
 
     @cached_property
@@ -162,7 +156,6 @@ class AlarmRule:
         return {key: 0.0 if mode == "drift" else sign_of(mode) for key, mode in modes.items()}
 
     def directed(self, mode_of: ModeOf) -> AlarmRule:
-        """Return the rule with the directions that the scorers of a run declare."""
         given = cast("Mapping[str, HeldOutMode | None]", self.held_out)
         modes: dict[str, HeldOutMode] = {
             key: "drift" if mode == "drift" else mode_of(key, mode, f"held_out[{key!r}]")
@@ -172,7 +165,6 @@ class AlarmRule:
         return replace(self, held_out=modes, proxy_mode=proxy_mode)
 
     def start(self) -> AlarmState:
-        """Return the state before the first validation."""
         return AlarmState()
 
     def renewed(self, state: AlarmState, changed: Collection[str]) -> AlarmState:

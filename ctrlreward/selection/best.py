@@ -85,10 +85,6 @@ class BestRule:
             not log counts with its last value.
         level: Probability that any interval of the run misses its difference, in (0, 1).
 
-    Raises:
-        ValueError: Unknown mode, `top_k` below -1, `level` out of range, or a constraint that is
-            not a range.
-
     Examples:
         >>> rule = BestRule("sim")
         >>> state, _ = rule.update(rule.start(), 100, {"sim": 0.5})
@@ -121,15 +117,12 @@ class BestRule:
 
     @cached_property
     def keys(self) -> list[str]:
-        """Keys that the rule reads, the monitored one first."""
         return [self.monitor, *self.constraints]
 
     def directed(self, mode_of: ModeOf) -> BestRule:
-        """Return the rule with the direction that the scorers of a run declare."""
         return replace(self, mode=mode_of(self.monitor, self.mode, "mode"))
 
     def start(self) -> BestState:
-        """Return the state before the first validation."""
         return BestState()
 
     def renewed(self, state: BestState, changed: Collection[str]) -> BestState:

@@ -67,9 +67,6 @@ class DriftMonitor:
             component rises than the mean of the others, in standard deviations of reference and
             block together. Infinity leaves a statistic out.
 
-    Raises:
-        ValueError: An unknown statistic, or a level out of range.
-
     Examples:
         >>> columns = {"reward": np.array([1.0, 0.0])}
         >>> DriftMonitor().update(1, ["a", "a"], ["so so so so", "good"], columns)

@@ -72,10 +72,6 @@ class Snapshot:
         evidence: Key → one value for each held-out prompt.
         trained: Key that training logs, not validations → step of its last value. It is new to a
             rule that has not decided since.
-
-    Examples:
-        >>> Snapshot(10, {"acc": 0.5}, {"acc"}).having(alarm=1.0).metrics
-        {'acc': 0.5, 'alarm': 1.0}
     """
 
     step: int

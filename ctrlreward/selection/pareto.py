@@ -49,9 +49,6 @@ class ParetoRule:
         metrics: Two or more keys → "max" if higher is better, "min" if lower is better; None is
             "max" until `directed`.
 
-    Raises:
-        ValueError: Fewer than two metrics, or an unknown direction.
-
     Examples:
         >>> rule = ParetoRule({"sim": "max", "perplexity": "min"})
         >>> state = rule.start()
@@ -76,17 +73,14 @@ class ParetoRule:
 
     @cached_property
     def keys(self) -> list[str]:
-        """Keys that the rule reads."""
         return list(self.metrics)
 
     def directed(self, mode_of: ModeOf) -> ParetoRule:
-        """Return the rule with the directions that the scorers of a run declare."""
         return ParetoRule(
             {key: mode_of(key, mode, f"metrics[{key!r}]") for key, mode in self.metrics.items()}
         )
 
     def start(self) -> ParetoState:
-        """Return the state before the first validation."""
         return ParetoState()
 
     def renewed(self, state: ParetoState, changed: Collection[str]) -> ParetoState:

@@ -54,7 +54,6 @@ class StopState(State):
 
     @property
     def ended(self) -> bool:
-        """See `State`."""
         return self.stopped_by is not None
 
     def stopped(self, step: int, cause: str | None, reason: str) -> StopState:
@@ -96,9 +95,6 @@ class StopRule:
         level: Probability that any interval of the run misses its difference, in (0, 1)
             (`ctrlreward.functional.sequential`).
 
-    Raises:
-        ValueError: Unknown mode or `min_delta`, or `level` out of range.
-
     Examples:
         >>> rule = StopRule("perplexity", mode="min", patience=2)
         >>> state = rule.start()
@@ -129,15 +125,12 @@ class StopRule:
 
     @cached_property
     def keys(self) -> list[str]:
-        """Keys that the rule reads."""
         return [self.monitor]
 
     def directed(self, mode_of: ModeOf) -> StopRule:
-        """Return the rule with the direction that the scorers of a run declare."""
         return replace(self, mode=mode_of(self.monitor, self.mode, "mode"))
 
     def start(self) -> StopState:
-        """Return the state before the first score."""
         return StopState(best=-sign_of(self.mode) * math.inf)
 
     def renewed(self, state: StopState, changed: Collection[str]) -> StopState:
