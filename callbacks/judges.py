@@ -140,12 +140,11 @@ def comparison(
     samples: Samples,
     sets: Mapping[str, Mapping[str, Scores]],
 ) -> dict[str, Any]:
-    """Return the entries of `summary.json` that compare the sets of texts by the first of `scores`.
+    """Return the entries of `summary.json` that compare the texts by the first of `scores`.
 
-    `sets` maps `"before"`, `"after"` and others to the scores, (n,), of texts for the same prompts.
+    `sets` maps `"before"` and `"after"` to the scores, (n,), of texts for the same prompts.
     """
     first, sides = next(iter(scores)), ("before", "after")
-    others = [name for name in sets if name not in sides]
     measures: dict[str, Judge] = {**{name: Mean(c) for name, c in scores.items()}, **judges}
     members = cluster_numbers(_groups(samples))
     rows = np.unique(members, return_index=True)[1]
@@ -159,17 +158,15 @@ def comparison(
             return Estimate(nan, nan, nan)
         return measures[key].change(before, after, samples)
 
-    def since(name: str, key: str) -> dict[str, Any]:
-        value, low, high = change(key, sets[name][key], sets["after"][key])
+    def difference(key: str) -> dict[str, Any]:
+        value, low, high = change(key, *(sets[side][key] for side in sides))
         return {"difference": value, "difference_ci95": [low, high]}
 
     def verdict(key: str) -> dict[str, Any]:
-        values = {name: judges[key].value(each[key], samples) for name, each in sets.items()}
         return {
-            **{side: values[side] for side in sides},
-            **since("before", key),
+            **{name: judges[key].value(each[key], samples) for name, each in sets.items()},
+            **difference(key),
             "failed": {name: int(np.isnan(each[key]).sum()) for name, each in sets.items()},
-            "others": {name: {"value": values[name], **since(name, key)} for name in others},
         }
 
     def interval(name: str, key: str) -> list[float]:
@@ -185,8 +182,8 @@ def comparison(
     return {
         "score": first,
         **{side: means(side) for side in sides},
-        **since("before", first),
-        "others": {name: {**means(name), **since(name, first)} for name in others},
+        **difference(first),
+        "others": {},  # a key of the file's format
         "judges": {key: verdict(key) for key in judges},
         "intervals": {side: {key: interval(side, key) for key in measures} for side in sides},
         "resolution": {f"score/{key}": resolution(key) for key in scores},

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
-from ctrlreward.arguments import counted, inner_path, positive
+from ctrlreward.arguments import counted, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.judges import (
     AUC,
@@ -51,18 +50,15 @@ class BeforeAfterMixin(CallbackMixin):
     training has ended; the module keeps these weights. The trainer needs a `RewardCheckpoint`.
     Prints a table.
 
-    Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and a `<name>.jsonl`
-    of each entry of `others`, texts with scores and judges, eight of them with explanations;
-    and `summary.json`: of each score and judge the mean or AUC before, after and of the others,
-    their differences with a 95 % interval (paired bootstrap over groups of samples) and the number
-    of failed texts; steps, selection, directions and seconds. A resumed run reads `before.jsonl`
-    back, and computes missing scores and judges.
+    Writes to the trainer's `default_root_dir`: `before.jsonl` and `after.jsonl`, texts with scores
+    and judges, eight of them with explanations; and `summary.json`: of each score and judge the
+    mean or AUC before and after, the difference with a 95 % interval (paired bootstrap over groups
+    of samples) and the number of failed texts; steps, selection, directions and seconds. A resumed
+    run reads `before.jsonl` back, and computes missing scores and judges.
 
     Args:
         scores: As in `HeldOutScorer`, like the next three; differences are of the first one.
         samples: Prompts that neither training nor selection uses.
-        others: Name → other texts to score, one for each of `samples` and in their order: human
-            references, or the inputs themselves as a copy baseline.
         judges: Name → a score that the reward and the selection do not use, compared by its mean,
             or an `AUC`.
 
@@ -80,7 +76,6 @@ class BeforeAfterMixin(CallbackMixin):
         samples: SamplesLike,
         generations_per_prompt: int = 4,
         seed: int = 1,
-        others: Mapping[str, SamplesLike] | None = None,
         judges: Mapping[str, ComponentLike | AUC] | None = None,
     ) -> None:
         super().__init__()
@@ -91,13 +86,6 @@ class BeforeAfterMixin(CallbackMixin):
         self.seed = seed
         self.judges = judges_by_name(judges or {}, self.components)
         self._components = with_judges(self.components, self.judges)
-        self.others = {name: as_samples(texts) for name, texts in (others or {}).items()}
-        for name, texts in self.others.items():
-            inner_path("the key of others", name)
-            if name in ("before", "after"):
-                raise ValueError(f"others has the key {name!r}, which is reserved")
-            if len(texts) != (n := len(self.samples)):
-                raise ValueError(f"others[{name!r}] must have {n} texts, got {len(texts)}")
         self.seconds: dict[str, float] = {}
         self._created = self._mark = time.perf_counter()
 
@@ -110,8 +98,7 @@ class BeforeAfterMixin(CallbackMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise if the trainer has no `RewardCheckpoint`, or the samples cannot be compared."""
         super().setup(trainer, pl_module, stage)
-        for samples in (self.prompts, *self.others.values()):
-            check_columns(self._components, samples)
+        check_columns(self._components, self.prompts)
         check_judges(self.judges.values(), self.prompts)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.refuse(mismatch(pl_module, self.samples))
@@ -132,7 +119,7 @@ class BeforeAfterMixin(CallbackMixin):
             self._measure(trainer, pl_module, "before")
         else:  # absent texts are an error now rather than after the training
             folder = Path(trainer.default_root_dir)
-            on_rank_zero(lambda: [self._scored(folder, name) for name in ("before", *self.others)])
+            on_rank_zero(lambda: self._scored(folder, "before"))
         self._mark = time.perf_counter()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -153,7 +140,7 @@ class BeforeAfterMixin(CallbackMixin):
         folder = Path(trainer.default_root_dir)
 
         def write() -> None:
-            sets = {name: self._scored(folder, name) for name in ("before", "after", *self.others)}
+            sets = {name: self._scored(folder, name) for name in ("before", "after")}
             facts = run_facts(trainer)
             write_comparison(folder, self.components, self.judges, sets, facts, self.seconds)
 
@@ -170,20 +157,15 @@ class BeforeAfterMixin(CallbackMixin):
         """Generate, score and write the texts before or after training, and time it."""
         started = time.perf_counter()
         folder, repeats = Path(trainer.default_root_dir), self.generations_per_prompt
-        rows = np.repeat(np.arange(len(self.samples)), repeats).tolist()
         whole = whole_weights(cast(torch.nn.Module, trainer.strategy.model))
         with eval_mode(module), trainer.precision_plugin.val_step_context(), torch.no_grad(), whole:
             generator = cast(Generator, module)
             texts = generate_across_ranks(generator, self.prompts, repeats, self.seed)
-        sets = {name: texts}
-        if name == "before":
-            sets |= {other: given[rows] for other, given in self.others.items()}
 
         def score_all() -> None:
-            for each, written in sets.items():
-                # Texts first, so that a failing scorer does not lose any.
-                write_scored_samples(folder / f"{each}.jsonl", written, {})
-                self._scored(folder, each)
+            # Texts first, so that a failing scorer does not lose any.
+            write_scored_samples(folder / f"{name}.jsonl", texts, {})
+            self._scored(folder, name)
 
         on_rank_zero(score_all)
         self.seconds[name] = time.perf_counter() - started
@@ -261,7 +243,7 @@ def write_comparison(
 ) -> None:
     """Write and print the comparison of `BeforeAfter`.
 
-    `sets` has `"before"`, `"after"` and others → texts and scores; `facts` are of `run_facts`.
+    `sets` has `"before"` and `"after"` → texts and scores; `facts` are of `run_facts`.
     """
     specs = {f"score/{name}": component.spec for name, component in components.items()}
     specs |= {f"judges/{name}": judge.score.spec for name, judge in judges.items()}
@@ -278,22 +260,19 @@ def write_comparison(
 
 
 def console_table(report: Mapping[str, Any]) -> str:
-    """Return means and judges before, after and of the others side by side, and differences."""
-    columns = {"before": report["before"], "after": report["after"], **report["others"]}
+    """Return means and judges before and after side by side, and differences."""
+    columns = {side: report[side] for side in ("before", "after")}
     judges: Mapping[str, Any] = report["judges"]
     names = [name for name in report["before"] if name != "generations"]
     rows = {name: [column[name] for column in columns.values()] for name in names}
-    for name, judge in judges.items():
-        others = [other["value"] for other in judge["others"].values()]
-        rows[f"judge {name}"] = [judge["before"], judge["after"], *others]
+    rows |= {f"judge {name}": [judge[side] for side in columns] for name, judge in judges.items()}
     width = max(24, *map(len, rows)) + 2
     lines = [" " * width + "".join(f"{name:>12}" for name in columns)]
     lines += [f"{n:{width}}" + "".join(f"{v:12,.3f}" for v in row) for n, row in rows.items()]
     for name, entry in {report["score"]: report, **judges}.items():
-        for other, change in {"before": entry, **entry["others"]}.items():
-            low, high = change["difference_ci95"]
-            what = f"{change['difference']:+,.3f} (95 % interval {low:+,.3f} to {high:+,.3f})"
-            lines.append(f"{name}, after - {other}: {what}")
+        low, high = entry["difference_ci95"]
+        what = f"{entry['difference']:+,.3f} (95 % interval {low:+,.3f} to {high:+,.3f})"
+        lines.append(f"{name}, after - before: {what}")
     best = report["best_checkpoint"]
     what = "best checkpoint" if report["constraints_met"] else "NO CHECKPOINT QUALIFIED, last one"
     what = "weights after training" if best == LAST_STEP else what

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctrlreward import Distinct, Perplexity, Samples
-from ctrlreward.callbacks import BeforeAfter, GenerationScorer
+from ctrlreward import Distinct, Perplexity
+from ctrlreward.callbacks import GenerationScorer
 from ctrlreward.cli import main
 from ctrlreward.files import read_yaml
 from ctrlreward.models.wheels import extract
@@ -263,7 +263,6 @@ def test_names_of_texts_stay_in_the_folder_of_the_run(name: str) -> None:
     scores = {"worth": Distinct()["distinct"]}
     for use in (
         lambda: GenerationScorer(scores, ["A soup"], name=name),
-        lambda: BeforeAfter(scores, ["A soup"], others={name: Samples(["A soup"])}),
         lambda: local_file(f"yelp-shen/{name}"),
     ):
         with pytest.raises(ValueError, match=r"content|has no file"):

@@ -169,14 +169,8 @@ def before_after(
     scoring_models: ScoringModels,
     judges: Mapping[str, Component | Scorer | AUC] | None = None,
 ) -> BeforeAfter:
-    """Return a callback that compares untuned policy, selected policy and copying on test data.
+    """Return a callback that compares untuned and selected policy on test data.
 
     `judges` are scores that reward and selection do not use; see `BeforeAfter`.
     """
-    prompts = sentences.prompts()
-    return BeforeAfter(
-        held_out_scores(scoring_models),
-        prompts,
-        others={"copying": prompts.replace(texts=prompts.sources)},
-        judges=judges,
-    )
+    return BeforeAfter(held_out_scores(scoring_models), sentences.prompts(), judges=judges)

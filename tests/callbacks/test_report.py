@@ -59,9 +59,6 @@ class Noise(Scorer):
         return np.nan if failed else float(noise) + int(step) * (label == "positive")
 
 
-COPIES = TEST.replace(texts=[f"{text} at 1 0.5" for text in TEST.texts])
-
-
 @pytest.fixture
 def compare(fit, counter, curve, watch, tmp_path):
     """Function that trains with a report on four prompts, two completions each."""
@@ -73,10 +70,10 @@ def compare(fit, counter, curve, watch, tmp_path):
             noise = np.array([float(text.split()[-1]) for text in samples.texts])
             return {n: v * (1 + noise) for n, v in super().score_samples(samples).items()}
 
-    def run(*more, values=VALUES, module=None, judges=None, others=None, **options):
+    def run(*more, values=VALUES, module=None, judges=None, **options):
         scorer = Noisy(values)
         scores = {"v": scorer["value"], "l": scorer["loss"]}
-        report = BeforeAfter(scores, TEST, 2, others=others, judges=judges)
+        report = BeforeAfter(scores, TEST, 2, judges=judges)
         bounds = {"score/l": (None, 9.0)}  # which all meet
         keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds)
         module = module or counter()
@@ -118,16 +115,16 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
     noise = Noise("A cat")
     judges = {"ranking": AUC(noise, "positive"), "level": noise["noise"]}
     logger = HistoryLogger(str(tmp_path))
-    module, callback = compare(judges=judges, others={"copies": COPIES}, logger=logger)
+    module, callback = compare(judges=judges, logger=logger)
     report = read_summary(tmp_path)
     assert set(report) == set(
         "score before after difference difference_ci95 others judges intervals ranges selection "
         "directions steps stopped_by best_checkpoint constraints_met resolution seconds".split()
     )
     assert callback.components["v"].scorer.releases > 0
-    # The judges see the texts of the report alone: before, distinct copies, after.
-    assert [len(samples) for samples in noise.scored] == [8, 4, 8]
-    files = {name: rows(tmp_path / f"{name}.jsonl") for name in ("before", "copies", "after")}
+    # The judges see the texts of the report alone: before, after.
+    assert [len(samples) for samples in noise.scored] == [8, 8]
+    files = {name: rows(tmp_path / f"{name}.jsonl") for name in ("before", "after")}
     words = [[row["text"].split()[-1] for row in files[name]] for name in ("before", "after")]
     assert words[0] == words[1]  # of the same seed
     assert len(set(words[0])) == 8
@@ -145,9 +142,9 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
         means = {key: scores[phase][key].mean() for key in "vl"}
         assert report[phase] == pytest.approx({**means, "fail_rate": 0.0, "generations": 8})
 
-    def check(entry: dict[str, Any], other: str, key: str) -> None:
-        """Compare the change since some texts with a bootstrap of the rows on disk."""
-        sides = scores[other][key], scores["after"][key]
+    def check(entry: dict[str, Any], key: str) -> None:
+        """Compare the change with a bootstrap of the rows on disk."""
+        sides = scores["before"][key], scores["after"][key]
         interval = paired_bootstrap(*sides, groups)
         if key == "ranking":
             interval = paired_auc_bootstrap(*sides, wanted, groups)
@@ -156,8 +153,7 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
         assert entry["difference_ci95"] == pytest.approx(ends)
 
     assert report["score"] == "v"
-    for name, entry in {"before": report, **report["others"]}.items():
-        check(entry, name, "v")
+    check(report, "v")
     assert set(report["judges"]) == {"ranking", "level"}
     for key, entry in report["judges"].items():
         assert np.isnan(scores["after"][key]).tolist() == [False] * 4 + [True] * 2 + [False] * 2
@@ -165,11 +161,9 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
             name: counted_auc(records, key) if key == "ranking" else np.nanmean(scores[name][key])
             for name, records in files.items()
         }
-        found = {"before": entry["before"], "after": entry["after"]}
-        assert {**found, "copies": entry["others"]["copies"]["value"]} == pytest.approx(values)
-        assert entry["failed"] == {"before": 2, "after": 2, "copies": 2}
-        check(entry, "before", key)
-        check(entry["others"]["copies"], "copies", key)
+        assert {side: entry[side] for side in files} == pytest.approx(values)
+        assert entry["failed"] == {"before": 2, "after": 2}
+        check(entry, key)
     assert report["judges"]["ranking"]["after"] == 1.0
     assert (report["steps"], report["stopped_by"]) == (5, "max_steps")
     (best,) = (tmp_path / "kept").glob("step=000003-v=*.ckpt")
@@ -189,12 +183,10 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
 
 
 def test_a_resumed_run_keeps_the_texts_and_adds_what_is_missing(compare, tmp_path) -> None:
-    compare(max_steps=2, others={"copies": COPIES})
+    compare(max_steps=2)
     first, old = read_summary(tmp_path), read_scored_file(tmp_path / "before.jsonl")
     assert "step=000002-" in first["best_checkpoint"]
-    module, _ = compare(
-        ckpt_path="last", others={"copies": COPIES}, judges={"level": Noise("A cat")}
-    )
+    module, _ = compare(ckpt_path="last", judges={"level": Noise("A cat")})
     assert len(module.draws) == 3
     second = read_summary(tmp_path)
     assert (second["steps"], second["before"]) == (5, first["before"])
@@ -267,8 +259,6 @@ def test_texts_stay_where_a_judge_raises(compare, tmp_path) -> None:
         ({"scores": {}}, "scores"),
         ({"judges": {"v": Noise()}}, "'v'"),
         ({"judges": {"level": LexiconSentiment()}}, r"judges\['level'\]"),
-        ({"others": {"before": TEST}}, "'before'"),
-        ({"others": {"copy": ["a"]}}, r"others\['copy'\]"),
     ],
 )
 def test_bad_arguments_are_named(changes, argument: str) -> None:

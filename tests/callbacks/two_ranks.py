@@ -89,16 +89,16 @@ def run(
 ) -> dict[str, Any]:
     """Train with all that decides, on prompts of which two are equal and ranks get uneven shares.
 
-    Compare before and after on five prompts, two completions each, with others.
+    Compare before and after on five prompts, two completions each.
     """
     scorer, module = ByText(CURVE), Module()
     scorer.breaks, module.fails_on_rank = breaks, fails_on_rank
-    scores, others = {"v": scorer["value"]}, {"copy": [f"x at 0 {i}" for i in range(5)]}
+    scores = {"v": scorer["value"]}
     stopper = RewardEarlyStopping("score/v", patience=2)
     keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
     directions = {"score/v": "max", "uneven": "max", "alone": "max"}
     front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
-    report = BeforeAfter(scores, TEST, 2, others=others)
+    report = BeforeAfter(scores, TEST, 2)
     folder.mkdir(parents=True, exist_ok=True)
     fails = breaks or fails_on_rank >= 0
     callbacks = [stopper, GenerationScorer(scores, PROMPTS), keeper, front]
