@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +13,6 @@ from ctrlreward.arguments import counted, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.judges import (
     AUC,
-    Judge,
     check_judges,
     comparison,
     judges_by_name,
@@ -43,7 +42,92 @@ from ctrlreward.selection.decider import Keeps
 from ctrlreward.sharded_weights import whole_weights
 
 
-class BeforeAfterMixin(CallbackMixin):
+class Comparison:
+    """Scores and judges of `BeforeAfter` under any trainer, and the texts in its folder."""
+
+    setting = "default_root_dir"  # argument of the trainer that names the folder
+
+    def __init__(
+        self,
+        scores: Mapping[str, ComponentLike],
+        samples: SamplesLike,
+        generations_per_prompt: int,
+        seed: int,
+        judges: Mapping[str, ComponentLike | AUC] | None,
+    ) -> None:
+        super().__init__()  # a callback also inherits from another class
+        self.components = components_by_name(scores)
+        self.samples = as_samples(samples)
+        self.prompts = self.samples.as_prompts()
+        self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
+        self.seed = seed
+        self.judges = judges_by_name(judges or {}, self.components)
+        self.folder = Path()
+        self.seconds: dict[str, float] = {}
+        self._components = with_judges(self.components, self.judges)
+        self._mark, self._trained = time.perf_counter(), 0.0  # seconds before a resume
+
+    def check(self) -> None:
+        """Raise a ValueError if the samples cannot be scored and compared."""
+        check_columns(self._components, self.prompts)
+        check_judges(self.judges.values(), self.prompts)
+
+    def begin(self, resumed: bool, generate: Callable[[], Samples]) -> None:
+        """Measure the untuned policy; absent texts of a resumed run are an error now."""
+        if resumed:
+            on_rank_zero(lambda: self._scored("before"))
+        else:
+            self._measure("before", generate)
+        self._mark, self._trained = time.perf_counter(), self.seconds.get("train", 0.0)
+
+    def train_seconds(self) -> float:
+        """Return the seconds of training so far."""
+        return self._trained + time.perf_counter() - self._mark
+
+    def end(self, generate: Callable[[], Samples], facts: Callable[[], Mapping[str, Any]]) -> None:
+        """Measure the policy after training; write and print the comparison, with `facts`."""
+        self.seconds["train"] = self.train_seconds()
+        self._measure("after", generate)
+        on_rank_zero(lambda: self._write(facts()))
+
+    def release(self) -> None:
+        """Free the scorers' models."""
+        for component in self._components.values():
+            component.scorer.release()
+
+    def _measure(self, name: str, generate: Callable[[], Samples]) -> None:
+        started = time.perf_counter()
+        texts = generate()
+
+        def score_all() -> None:
+            # Texts first, so that a failing scorer does not lose any.
+            write_scored_samples(self.folder / f"{name}.jsonl", texts, {})
+            self._scored(name)
+
+        on_rank_zero(score_all)
+        self.seconds[name] = time.perf_counter() - started
+
+    def _scored(self, name: str) -> tuple[Samples, dict[str, Scores]]:
+        path = self.folder / f"{name}.jsonl"
+        return scored_texts(path, self._components, self.seed, self.setting)
+
+    def _write(self, facts: Mapping[str, Any]) -> None:
+        sets = {name: self._scored(name) for name in ("before", "after")}
+        specs = {f"score/{name}": component.spec for name, component in self.components.items()}
+        specs |= {f"judges/{name}": judge.score.spec for name, judge in self.judges.items()}
+        scores = {name: found for name, (_, found) in sets.items()}
+        summary = {
+            **comparison(self.components, self.judges, sets["after"][0], scores),
+            **facts,
+            "directions": {**facts["directions"], **{key: s.mode for key, s in specs.items()}},
+            "ranges": {**facts["ranges"], **{key: s.bounds for key, s in specs.items()}},
+            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+        }
+        write_whole(self.folder / "summary.json", json_text(without_nan(summary)))
+        print(console_table(summary), flush=True)
+
+
+class BeforeAfterMixin(Comparison, CallbackMixin):
     """Compares the policy that `RewardCheckpoint` selected with the untuned policy.
 
     Generates and scores texts before the first step, and again with the selected weights when
@@ -78,19 +162,10 @@ class BeforeAfterMixin(CallbackMixin):
         seed: int = 1,
         judges: Mapping[str, ComponentLike | AUC] | None = None,
     ) -> None:
-        super().__init__()
-        self.components = components_by_name(scores)
-        self.samples = as_samples(samples)
-        self.prompts = self.samples.as_prompts()
-        self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
-        self.seed = seed
-        self.judges = judges_by_name(judges or {}, self.components)
-        self._components = with_judges(self.components, self.judges)
-        self.seconds: dict[str, float] = {}
-        self._created = self._mark = time.perf_counter()
+        super().__init__(scores, samples, generations_per_prompt, seed, judges)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": {**self.seconds, "train": self._train_seconds()}}
+        return {"seconds": {**self.seconds, "train": self.train_seconds()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds = dict(state_dict["seconds"])
@@ -98,8 +173,8 @@ class BeforeAfterMixin(CallbackMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise if the trainer has no `RewardCheckpoint`, or the samples cannot be compared."""
         super().setup(trainer, pl_module, stage)
-        check_columns(self._components, self.prompts)
-        check_judges(self.judges.values(), self.prompts)
+        self.check()
+        self.folder = Path(trainer.default_root_dir)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.refuse(mismatch(pl_module, self.samples))
             if not callbacks_of(trainer, SelectingCheckpointMixin):
@@ -115,18 +190,13 @@ class BeforeAfterMixin(CallbackMixin):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if trainer.global_step == 0:
-            self.seconds["start"] = time.perf_counter() - self._created
-            self._measure(trainer, pl_module, "before")
-        else:  # absent texts are an error now rather than after the training
-            folder = Path(trainer.default_root_dir)
-            on_rank_zero(lambda: self._scored(folder, "before"))
-        self._mark = time.perf_counter()
+            self.seconds["start"] = time.perf_counter() - self._mark
+        self.begin(trainer.global_step > 0, lambda: self._generate(trainer, pl_module))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate and score with the selected weights, and write the summary."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        self.seconds["train"] = self._train_seconds()
         keeper = callbacks_of(trainer, SelectingCheckpointMixin)[0]
         path = keeper.best_model_path or keeper.last_model_path
         if not path:
@@ -136,43 +206,13 @@ class BeforeAfterMixin(CallbackMixin):
         else:
             state = torch.load(path, map_location=pl_module.device, weights_only=True)
             pl_module.load_state_dict(state["state_dict"], strict=False)
-        self._measure(trainer, pl_module, "after")
-        folder = Path(trainer.default_root_dir)
+        self.end(lambda: self._generate(trainer, pl_module), lambda: run_facts(trainer))
 
-        def write() -> None:
-            sets = {name: self._scored(folder, name) for name in ("before", "after")}
-            facts = run_facts(trainer)
-            write_comparison(folder, self.components, self.judges, sets, facts, self.seconds)
-
-        on_rank_zero(write)
-
-    def release(self) -> None:
-        for component in self._components.values():
-            component.scorer.release()
-
-    def _train_seconds(self) -> float:
-        return self.seconds.get("train", 0.0) + time.perf_counter() - self._mark
-
-    def _measure(self, trainer: Trainer, module: LightningModule, name: str) -> None:
-        """Generate, score and write the texts before or after training, and time it."""
-        started = time.perf_counter()
-        folder, repeats = Path(trainer.default_root_dir), self.generations_per_prompt
+    def _generate(self, trainer: Trainer, module: LightningModule) -> Samples:
         whole = whole_weights(cast(torch.nn.Module, trainer.strategy.model))
+        generator, repeats = cast(Generator, module), self.generations_per_prompt
         with eval_mode(module), trainer.precision_plugin.val_step_context(), torch.no_grad(), whole:
-            generator = cast(Generator, module)
-            texts = generate_across_ranks(generator, self.prompts, repeats, self.seed)
-
-        def score_all() -> None:
-            # Texts first, so that a failing scorer does not lose any.
-            write_scored_samples(folder / f"{name}.jsonl", texts, {})
-            self._scored(folder, name)
-
-        on_rank_zero(score_all)
-        self.seconds[name] = time.perf_counter() - started
-
-    def _scored(self, folder: Path, name: str) -> tuple[Samples, dict[str, Scores]]:
-        path = folder / f"{name}.jsonl"
-        return scored_texts(path, self._components, self.seed, "default_root_dir")
+            return generate_across_ranks(generator, self.prompts, repeats, self.seed)
 
 
 def run_facts(trainer: Trainer) -> dict[str, Any]:
@@ -231,32 +271,6 @@ def scored_texts(
             explained = explain_some(components, texts)
             write_scored_samples(path, texts, scores, None, explained, reasons)
     return texts, scores
-
-
-def write_comparison(
-    folder: Path,
-    components: Mapping[str, Component],
-    judges: Mapping[str, Judge],
-    sets: Mapping[str, tuple[Samples, Mapping[str, Scores]]],
-    facts: Mapping[str, Any],
-    seconds: Mapping[str, float],
-) -> None:
-    """Write and print the comparison of `BeforeAfter`.
-
-    `sets` has `"before"` and `"after"` → texts and scores; `facts` are of `run_facts`.
-    """
-    specs = {f"score/{name}": component.spec for name, component in components.items()}
-    specs |= {f"judges/{name}": judge.score.spec for name, judge in judges.items()}
-    scores = {name: found for name, (_, found) in sets.items()}
-    summary = {
-        **comparison(components, judges, sets["after"][0], scores),
-        **facts,
-        "directions": {**facts["directions"], **{key: s.mode for key, s in specs.items()}},
-        "ranges": {**facts["ranges"], **{key: s.bounds for key, s in specs.items()}},
-        "seconds": {**seconds, "total": sum(seconds.values())},
-    }
-    write_whole(folder / "summary.json", json_text(without_nan(summary)))
-    print(console_table(summary), flush=True)
 
 
 def console_table(report: Mapping[str, Any]) -> str:
