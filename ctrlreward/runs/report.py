@@ -22,7 +22,7 @@ from markupsafe import Markup
 from ctrlreward.command_line.terminal import ARROWS, plain_parser, printable, user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.runs.folder import read_stored_run
-from ctrlreward.runs.report_contents import contents
+from ctrlreward.runs.report_contents import contents, number
 from ctrlreward.runs.select import add_rule_options
 
 _PAGE = Path(__file__).with_name("report_page")
@@ -80,7 +80,7 @@ def page(report: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": _number, "arrow": ARROWS.get}
+    environment.filters |= {"number": number, "arrow": ARROWS.get}
     data = {key: report[key] for key in ("charts", "marks", "texts")}
     return environment.get_template("page.html").render(
         run=report,
@@ -104,9 +104,3 @@ def _script_json(value: Any) -> str:
 
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _number(value: Any, sign: str = "") -> str:
-    if not isinstance(value, int | float):
-        return "–" if value is None else str(value)
-    return f"{value:{sign},.0f}" if abs(value) >= 1e4 else f"{value:{sign}.4g}"

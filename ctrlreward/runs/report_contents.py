@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any, NamedTuple
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from ctrlreward.arguments import counted, inner_path, sign_of
 from ctrlreward.functional.sequential import level_of_test
 from ctrlreward.held_out import FAIL_RATE
-from ctrlreward.runs.folder import StoredRun, as_mapping
+from ctrlreward.runs.folder import StoredRun
+from ctrlreward.runs.logs import as_mapping
 from ctrlreward.runs.select import (
     RULE_OPTIONS,
     Selection,
     better_mode,
     decide,
-    interval_of,
     noted_rule,
     run_rules,
     to_json,
@@ -33,15 +33,15 @@ from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, RunRules, Stop
 from ctrlreward.selection.best import LAST_STEP
 from ctrlreward.selection.metrics import Validation, describe
 
-TEXT_BYTES = 3_000_000  # of the texts in a report
 LONGEST = 2_000  # characters of a text that are shown
 MORE_FAILED = 0.05  # rise of the fail rate that a verdict names
 MOST_COLUMNS = 12  # validations whose texts are shown
+MOST_PROMPTS = 200  # of a validation
 MOST_POINTS = 300  # of a curve
 COUNTED = 2_000  # texts of a validation in which phrases are counted
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
-_REWARDS = ("reward/total", "reward", "train/reward", "critic/score/mean", "critic/rewards/mean")
+_REWARD = re.compile(r"(train/)?reward|reward/total|critic/(score|rewards)/mean")
 _KL = re.compile(r"(?!guard).*?(^|/)((ref|ppo|mean)_)?kl(_mean|_loss)?")
 _RULES = {"best": BestRule, "stop": StopRule, "alarm": AlarmRule, "pareto": ParetoRule}
 
@@ -60,12 +60,11 @@ def contents(stored: StoredRun, options: Any) -> dict[str, Any]:
     """Return the contents of a run as plain data; `missing` lists absent files."""
     missing = [*stored.notes.values()]
     results = _before_after(stored.summary)
-    if results is None and not _theirs(stored):
+    if results is None:
         missing.append("before and after training: no BeforeAfter, or the run has not ended")
     sets = list(_text_sets(stored, missing))
     if not sets:
-        missing.append("texts: neither samples/NAME/step=….jsonl of a GenerationScorer, nor "
-                       "before.jsonl, nor texts of another trainer")  # fmt: skip
+        missing.append("texts: samples/NAME/step=….jsonl of a GenerationScorer, or another trainer")
     rules, origin = _rules(stored, options, missing)
     selection = decide(stored, rules, on_disk=True)
     if not selection.decided:
@@ -83,7 +82,7 @@ def contents(stored: StoredRun, options: Any) -> dict[str, Any]:
         "decisions": _decisions(selection),
         "marks": _marks(selection, alarm),
         "charts": _charts(selection),
-        "texts": [_shown(each, selection, alarm, TEXT_BYTES // len(sets)) for each in sets],
+        "texts": [_shown(each, selection, alarm) for each in sets],
         "phrases": phrases,
     }
 
@@ -120,11 +119,6 @@ def _prompts(samples: Samples) -> list[tuple[str, str]]:
     return [(str(prompt), str(label)) for prompt, label in zip(prompts, labels, strict=True)]
 
 
-def _theirs(stored: StoredRun) -> bool:
-    """Return whether another trainer stored the texts."""
-    return any(not texts.ours for each in stored.samples.values() for texts in each.values())
-
-
 # Rules
 
 
@@ -143,42 +137,17 @@ def _rules(stored: StoredRun, options: Any, missing: list[str]) -> tuple[RunRule
         rules |= {field: rule for field in _RULES if (rule := getattr(given, field))}
         origin = "rules of the command line"
     if "best" not in rules and "pareto" not in rules:
-        keys = [key for each in stored.steps for key in each.evidence if "fail_rate" not in key]
-        usual = ("eval_reward", "eval_loss", "eval/loss", "val_loss")
-        keys += [key for key in usual if key in stored.keys]
+        scored = [key for each in stored.steps for key in each.evidence if FAIL_RATE not in key]
+        keys = [*scored, "eval_reward", "eval_loss", "eval/loss", "val_loss"]
         keys.sort(key=lambda key: key not in stored.modes)
-        known = ((key, mode) for key in keys if (mode := better_mode(stored, key)))
+        known = ((k, mode) for k in keys if k in stored.keys and (mode := better_mode(stored, k)))
         if first := next(known, None):
             rules["best"] = BestRule(*first)
             better = "higher" if first[1] == "max" else "lower"
-            origin = (f"no rule is recorded: {first[0]} selects, as better when {better}; "
-                      "--maximise or --minimise another")  # fmt: skip
-    if "alarm" not in rules and (alarm := _default_alarm(stored, rules.get("best"))):
-        rules["alarm"] = alarm
-        origin += "; alarm of the report, since the run had none"
+            origin = f"no rule of the run: {first[0]} selects, which is better when {better}"
     if not rules:
         rules["best"] = BestRule("")  # no validations to judge
     return RunRules(**rules), origin
-
-
-def _default_alarm(stored: StoredRun, best: BestRule | None) -> AlarmRule | None:
-    """Return an alarm on the reward against scores outside of it.
-
-    None if no reward was logged, as by supervised training, or if all scores are parts of it, as
-    those that other trainers store.
-    """
-    keys = stored.keys
-    proxy = next((key for key in _REWARDS if key in keys), None)
-    rewarded = {key.partition("/")[2] for key in keys if key.startswith("reward/")}
-    scored = dict.fromkeys(key for each in stored.steps for key in each.evidence)
-    held_out = {
-        key: mode
-        for key in scored
-        if (mode := better_mode(stored, key)) is not None
-        and key.rpartition("/")[2] not in {*rewarded, "fail_rate"}
-        and key not in (proxy, best.monitor if best else None)
-    }
-    return AlarmRule(proxy, held_out) if proxy and held_out and not _theirs(stored) else None
 
 
 # Decisions
@@ -216,7 +185,7 @@ def _alarm(selection: Selection) -> Alarm | None:
     for each in selection.run.steps:
         for key in (k for k, v in each.metrics.items() if k.endswith("guard/alarm") and v == 1):
             p_value = each.metrics.get(key.replace("alarm", "p_value"))
-            return Alarm(each.step, "", f"the run logged {key} = 1 (p = {_number(p_value)})")
+            return Alarm(each.step, "", f"the run logged {key} = 1 (p = {number(p_value)})")
     return None
 
 
@@ -239,32 +208,44 @@ def _before_after(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the rows of the table before / after, scores first and judges below."""
     if not summary.get("before") or not summary.get("after"):
         return None
-    intervals, others = summary.get("intervals", {}), summary.get("others", {})
-    after, directions = summary["after"], summary.get("directions", {})
+    after, others = summary["after"], summary.get("others", {})
     rows = []
     for name, before in summary["before"].items():
         if name != "generations":
+            means = [each.get("after", each).get(name) for each in others.values()]
             main = summary if name == summary.get("score") else {}
-            rows.append({
-                "name": name, "judge": False, "mode": directions.get(f"score/{name}"),
-                "before": before, "after": after.get(name), "difference": main.get("difference"),
-                "others": [each.get("after", each).get(name) for each in others.values()],
-                "interval": main.get("difference_ci95"),
-            })  # fmt: skip
+            sides = {"before": before, "after": after.get(name)}
+            rows.append(_row(summary, f"score/{name}", sides, means, main))
     for name, judge in (summary.get("judges") or {}).items():
         theirs = judge.get("others") or {}
-        rows.append({
-            "name": name, "judge": True, "mode": directions.get(f"judges/{name}"),
-            **{key: judge.get(key) for key in ("before", "after", "difference")},
-            "others": [theirs.get(other, {}).get("value") for other in others],
-            "interval": judge.get("difference_ci95"),
-        })  # fmt: skip
-    for row in rows:
-        for side in ("before", "after"):
-            row[f"{side}_interval"] = intervals.get(side, {}).get(row["name"])
+        means = [theirs.get(other, {}).get("value") for other in others]
+        rows.append(_row(summary, f"judges/{name}", judge, means, judge))
     last = summary.get("best_checkpoint") == LAST_STEP
     step = summary.get("steps") if last else as_mapping(summary.get("selection")).get("step")
     return {"rows": rows, "others": list(others), "texts": after.get("generations"), "step": step}
+
+
+def _row(
+    summary: Mapping[str, Any],
+    key: str,
+    sides: Mapping[str, Any],
+    others: Sequence[float | None],
+    change: Mapping[str, Any],
+) -> dict[str, Any]:
+    kind, _, name = key.partition("/")
+    intervals = summary.get("intervals", {})
+    return {
+        "name": name,
+        "judge": kind == "judges",
+        "mode": summary.get("directions", {}).get(key),
+        "before": sides.get("before"),
+        "after": sides.get("after"),
+        "before_interval": intervals.get("before", {}).get(name),
+        "after_interval": intervals.get("after", {}).get(name),
+        "others": others,
+        "difference": change.get("difference"),
+        "interval": change.get("difference_ci95"),
+    }
 
 
 def _outcome(row: Mapping[str, Any]) -> int:
@@ -276,85 +257,81 @@ def _outcome(row: Mapping[str, Any]) -> int:
     return 1 if ends[0] > 0 else -1 if ends[1] < 0 else 0
 
 
-class Facts(NamedTuple):
-    """What the verdict depends on; `outcome` is 1 for better, -1 for worse, 0 if not shown."""
-
-    validated: bool
-    judged: bool  # there are validations, or texts before and after training
-    alarm: bool
-    selects: bool  # there is a rule that selects
-    selected: bool
-    before_alarm: bool
-    outcome: int
-    fallen: bool
-
-
-_GAMED = "on the reward was probably gamed."
-# The first condition that holds is the verdict: its tone and its sentence.
-_VERDICTS: Sequence[tuple[Callable[[Facts], bool], str, str]] = (
-    (lambda f: not f.judged, "none", "No validation to judge this run by."),
-    (lambda f: f.alarm and not f.selected, "bad",
-     f"From step {{alarm}} {_GAMED} No checkpoint can be selected."),
-    (lambda f: f.alarm and not f.before_alarm, "bad",
-     f"From step {{alarm}} {_GAMED} The selected step {{best}} is not from before the alarm. Read "
-     "its texts first."),
-    (lambda f: f.alarm and f.outcome > 0 and not f.fallen, "warn",
-     f"It worked up to step {{best}}, but from step {{alarm}} {_GAMED} {{take}}, from before the "
-     "alarm."),
-    (lambda f: f.alarm, "bad", f"From step {{alarm}} {_GAMED} {{take}}, from before the alarm."),
-    (lambda f: f.validated and not f.selects, "none",
-     "No rule selects a checkpoint, and no alarm was raised: --maximise KEY selects."),
-    (lambda f: f.validated and not f.selected, "bad", "No checkpoint can be selected: {why}."),
-    (lambda f: f.outcome > 0 and f.fallen, "warn",
-     "{first} improved, but {fallen} got worse{guard}. {take}."),
-    (lambda f: f.outcome > 0, "good", "It worked{guard}. {take}."),
-    (lambda f: f.outcome < 0, "bad", "It got worse{guard}. {take}."),
-    (lambda f: True, "warn", "No improvement is shown{guard}. {take}."),
-)  # fmt: skip
-
-
 def _verdict(
     selection: Selection,
     alarm: Alarm | None,
     results: Mapping[str, Any] | None,
     phrases: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the verdict in a sentence, its tone, and the evidence."""
-    rows = [row for row in (results or {"rows": []})["rows"] if row["interval"]]
-    outcome, details = (_outcome(rows[0]) if rows else 0), [_change(row) for row in rows]
+    """Return the verdict in a sentence, its tone, and what the tables do not show of it."""
+    every = results["rows"] if results else []
+    rows = [row for row in every if row["interval"]]
     best, rules, steps = selection.best, selection.rules, selection.decided
+    outcome, details = (_outcome(rows[0]) if rows else 0), []
     if not rows and best is not None and rules.best:
-        outcome, details = _selected_change(selection)
+        outcome, change = _selected_change(selection)
+        details.append(change)
     fallen = [row["name"] for row in rows[1:] if _outcome(row) < 0]
-    for row in filter(_failed, (results or {"rows": []})["rows"]):
-        fallen.append(FAIL_RATE)
-        details.append(
-            f"{100 * row['before']:.0f} % of the texts before and {100 * row['after']:.0f} % after "
-            "training have a score that failed: the difference is over the prompts that both have."
-        )
-    after = results["step"] if rows and results else None
-    if steps and after not in (None, best):
-        details.append(f"The texts after training are of step {after}, not of step {best}.")
+    for row in every:
+        before, after = row["before"] or 0.0, row["after"] or 0.0
+        if row["name"] == FAIL_RATE and after > before + MORE_FAILED:
+            fallen.append(FAIL_RATE)
+            details.append(
+                f"{100 * before:.0f} % of the texts before and {100 * after:.0f} % after training "
+                "have a score that failed: the difference is over the prompts that both have."
+            )
+    step = results["step"] if rows and results else None
+    if steps and step not in (None, best):
+        details.append(f"The texts after training are of step {step}, not of step {best}.")
     if alarm:
-        details = [*_moved(selection, alarm, phrases), f"Alarm: {alarm.reason}.", *details]
+        details = [*_moved(selection, alarm, phrases), *details]
     watched = rules.alarm or any(key.endswith("guard/alarm") for key in selection.run.keys)
     guard = ", and no alarm was raised" if watched else ", and no held-out score was watched"
     if not watched and any(row["judge"] for row in rows):
         guard = "" if fallen else ", and no judge is shown to be worse"
-    missed = sum(any(not c.met for c in each.constraints.values()) for each in steps)
-    monitor = rules.best.monitor if rules.best else "the score"
-    why = f"a constraint excludes {missed} of" if missed else f"{monitor} is not finite at any of"
-    why = f"{why} {counted(len(steps), 'validation')}"
+    words = f"{rows[0]['name']} improved, but {', '.join(fallen)} got worse" if fallen else ""
+    tone, sentence = _sentence(selection, alarm, bool(rows), outcome, words, guard)
+    return {"tone": tone, "sentence": sentence, "details": details}
+
+
+def _sentence(
+    selection: Selection, alarm: Alarm | None, compared: bool, outcome: int, fell: str, guard: str
+) -> tuple[str, str]:
+    """Return the tone and the sentence of the first condition that holds.
+
+    `outcome` is 1 for better, -1 for worse, 0 if neither is shown; `fell` says what got worse.
+    """
+    best, steps = selection.best, selection.decided
     take = f"Take step {best}" + ("" if selection.checkpoint(best) else ", which is not on disk")
-    early = alarm is not None and best is not None and best < alarm.step
-    facts = Facts(bool(steps), bool(steps or rows), alarm is not None, selection.selects,
-                  best is not None, early, outcome, bool(fallen))  # fmt: skip
-    tone, sentence = next((tone, words) for holds, tone, words in _VERDICTS if holds(facts))
-    words = {"why": why, "guard": guard, "best": best, "alarm": alarm and alarm.step, "take": take,
-             "fallen": ", ".join(fallen), "first": rows[0]["name"] if rows else ""}  # fmt: skip
-    if best is None:  # texts before and after training alone
-        sentence = sentence.replace(" {take}.", "")
-    return {"tone": tone, "sentence": sentence.format(**words), "details": details}
+    gamed = f"rom step {alarm.step} on the reward was probably gamed." if alarm else ""
+    if not steps and not compared:
+        return "none", "No validation to judge this run by."
+    if alarm and best is None:
+        return "bad", f"F{gamed} No checkpoint can be selected."
+    if alarm and best is not None and best >= alarm.step:
+        after = f"The selected step {best} is not from before the alarm"
+        return "bad", f"F{gamed} {after}. Read its texts first."
+    if alarm and outcome > 0 and not fell:
+        return "warn", f"It worked up to step {best}, but f{gamed} {take}, from before the alarm."
+    if alarm:
+        return "bad", f"F{gamed} {take}, from before the alarm."
+    if steps and not selection.selects:
+        return "none", "No rule selects a checkpoint, and no alarm was raised: --maximise KEY."
+    if steps and best is None:
+        return "bad", f"No checkpoint can be selected: {_why_none(selection)}."
+    end = f"{guard}." if best is None else f"{guard}. {take}."
+    if outcome > 0:
+        return ("warn", fell + end) if fell else ("good", f"It worked{end}")
+    return ("bad", f"It got worse{end}") if outcome else ("warn", f"No improvement is shown{end}")
+
+
+def _why_none(selection: Selection) -> str:
+    """Return why no validation was selected."""
+    rule, count = selection.rules.best, len(selection.decided)
+    missed = sum(any(not c.met for c in each.constraints.values()) for each in selection.decided)
+    monitor = rule.monitor if rule else "the score"
+    why = f"a constraint excludes {missed} of" if missed else f"{monitor} is not finite at any of"
+    return f"{why} {counted(count, 'validation')}"
 
 
 def _moved(
@@ -364,9 +341,9 @@ def _moved(
     known = {each.validation.step: each.validation.metrics for each in selection.decided}
     then, now = next(iter(known.values()), {}), known.get(alarm.step, {})
     pair = [selection.rules.alarm.proxy if selection.rules.alarm else "", alarm.fell]
-    moved = [f"{k} went from {_number(then.get(k))} to {_number(now.get(k))}" for k in pair if k]
-    yield ("The policy found texts that the reward likes and a held-out score does not"
-           + (f": {', while '.join(moved)}." if moved else "."))  # fmt: skip
+    moved = [f"{k} went from {number(then.get(k))} to {number(now.get(k))}" for k in pair if k]
+    what = f": {', while '.join(moved)}" if moved else ""
+    yield f"The policy found texts that the reward likes and a held-out score does not{what}."
     for each in phrases[:1]:
         if each["last"] - each["first"] >= 0.1:
             yield (
@@ -375,43 +352,28 @@ def _moved(
             )
 
 
-def _change(row: Mapping[str, Any]) -> str:
-    low, high = row["interval"]
-    ends = f"{_number(low, '+')} to {_number(high, '+')}" if low is not None else "unknown"
-    return (
-        f"{'judge ' if row['judge'] else ''}{row['name']} went from {_number(row['before'])} to "
-        f"{_number(row['after'])} on prompts of neither training nor selection (difference "
-        f"{_number(row['difference'], '+')}, 95 % interval {ends})."
-    )
-
-
-def _failed(row: Mapping[str, Any]) -> bool:
-    """Return whether a row is the fail rate, and has risen."""
-    return row["name"] == FAIL_RATE and (row["after"] or 0.0) > (row["before"] or 0.0) + MORE_FAILED
-
-
-def _selected_change(selection: Selection) -> tuple[int, list[str]]:
+def _selected_change(selection: Selection) -> tuple[int, str]:
     """Return whether the selected validation is better than the first one, by prompt."""
     rule, seen = selection.rules.best, [each.validation for each in selection.decided]
     assert rule
     first, best = seen[0], next(each for each in seen if each.step == selection.best)
-    before, after = (_number(each.metrics.get(rule.monitor, nan)) for each in (first, best))
+    before, after = (number(each.metrics.get(rule.monitor, nan)) for each in (first, best))
     if first is best:
-        return 0, [f"{rule.monitor} is best at the first validation, {before}."]
+        return 0, f"{rule.monitor} is best at the first validation, {before}."
     what = f"{rule.monitor} went from {before} at step {first.step} to {after} at step {best.step}"
-    one, other = (Validation.of(e.step, e.metrics, e.evidence, [rule.monitor])
-                  for e in (first, best))  # fmt: skip
-    difference = one.differs(other, rule.monitor, level_of_test(rule.level, len(seen)))
+    ends = [Validation.of(e.step, e.metrics, e.evidence, [rule.monitor]) for e in (first, best)]
+    difference = ends[0].differs(ends[1], rule.monitor, level_of_test(rule.level, len(seen)))
     if difference is None:
-        return 0, [f"{what}; without scores by prompt, chance is not excluded."]
+        return 0, f"{what}; without scores by prompt, chance is not excluded."
     sign = sign_of(rule.mode) * (1 if difference.value > 0 else -1)
-    return int(sign) if difference.distinguishable else 0, [f"{what} ({describe(difference)})."]
+    return int(sign) if difference.distinguishable else 0, f"{what} ({describe(difference)})."
 
 
-def _number(value: Any, sign: str = "") -> str:
-    if value is None or not isfinite(value):
+def number(value: Any, sign: str = "") -> str:
+    """Return a number in four digits, with its `sign` if that is "+"; "–" for none."""
+    if not isinstance(value, int | float) or not isfinite(value):
         return "–"
-    return f"{value:{sign}.3g}" if abs(value) < 1000 else f"{value:{sign},.0f}"
+    return f"{value:{sign},.0f}" if abs(value) >= 1e4 else f"{value:{sign}.4g}"
 
 
 # Curves, texts and phrases of the page
@@ -419,26 +381,23 @@ def _number(value: Any, sign: str = "") -> str:
 
 def _charts(selection: Selection) -> list[dict[str, Any]]:
     """Return the curves by subject: reward, held-out scores, KL, and all others."""
-    run, rules = selection.run, selection.rules
-    bands: dict[str, dict[int, tuple[float, float]]] = {}
-    for each in selection.decided:
-        for key in each.validation.evidence or {}:
-            if ends := interval_of(each, key):
-                bands.setdefault(key, {})[each.validation.step] = ends
-    scored = dict.fromkeys([*selection.keys, *run.modes, *bands])
-    held_out = [key for key in scored if "guard/" not in key]
-    bounds = rules.best.constraints if rules.best else {}
+    run, best = selection.run, selection.rules.best
+    scored = [key for each in selection.intervals.values() for key in each]
+    held_out = {k for k in (*selection.keys, *run.modes, *scored) if "guard/" not in k}
+    bounds = best.constraints if best else {}
     charts = []
-    for key in run.keys:
-        group = "reward" if key in _REWARDS else "KL" if _KL.fullmatch(key) else ""
-        points = [(s.step, _plain(s.metrics[key])) for s in run.steps if key in s.metrics]
-        charts.append({
-            "key": key, "group": group or ("score" if key in held_out else "other"),
-            "mode": run.modes.get(key), "bounds": list(bounds.get(key, ())),
-            "points": [(*points[i], *map(_plain, bands.get(key, {}).get(points[i][0], ())))
-                       for i in evenly_spaced(len(points), MOST_POINTS)],
-        })  # fmt: skip
-    return sorted(charts, key=lambda each: each["key"] not in held_out)
+    for key in sorted(run.keys, key=lambda key: key not in held_out):
+        group = "reward" if _REWARD.fullmatch(key) else "KL" if _KL.fullmatch(key) else ""
+        steps = [each for each in run.steps if key in each.metrics]
+        shown = [steps[i] for i in evenly_spaced(len(steps), MOST_POINTS)]
+        points = []
+        for each in shown:
+            ends = selection.intervals.get(each.step, {}).get(key, ())
+            points.append([each.step, *map(_plain, (each.metrics[key], *ends))])
+        chart = {"key": key, "group": group or ("score" if key in held_out else "other")}
+        chart |= {"mode": run.modes.get(key), "bounds": list(bounds.get(key, ()))}
+        charts.append({**chart, "points": points})
+    return charts
 
 
 def _plain(value: Any) -> float | None:
@@ -446,10 +405,8 @@ def _plain(value: Any) -> float | None:
     return float(f"{value:.4g}") if value is not None and isfinite(value) else None
 
 
-def _shown(
-    texts: TextSet, selection: Selection, alarm: Alarm | None, budget: int
-) -> dict[str, Any]:
-    """Return the texts that fit the budget of bytes, with their scores, evenly spaced.
+def _shown(texts: TextSet, selection: Selection, alarm: Alarm | None) -> dict[str, Any]:
+    """Return the texts with their scores, evenly spaced prompts.
 
     Columns are the ends, the selected, the alarm, and others evenly spaced.
     """
@@ -460,24 +417,26 @@ def _shown(
     columns = sorted([*dict.fromkeys(wanted)][:MOST_COLUMNS])
     names = list(dict.fromkeys(name for each in texts.columns for name in each.scores))
     shown = [texts.columns[c] for c in columns]
-    size = sum(min(len(text), LONGEST) for each in shown for text in each.samples.texts)
-    size += rows * len(columns) * (7 * len(names) + 12)
     prompts = _prompts(texts.columns[0].samples)
-    items = [
-        {
-            "p": _cut(prompts[row][0]), "l": _cut(prompts[row][1]),
-            "t": [_cut(each.samples.texts[row]) for each in shown],
-            "s": [[_plain(each.scores[k][row]) if k in each.scores else None for k in names]
-                  for each in shown],
-            "r": [{k: _cut(told[row]) for k, told in each.reasons.items()} for each in shown],
-        }
-        for row in evenly_spaced(rows, max(1, rows * budget // max(size, 1)))
-    ]  # fmt: skip
+    items = []
+    for row in evenly_spaced(rows, MOST_PROMPTS):
+        prompt, label = map(_cut, prompts[row])
+        scores = [
+            [_plain(s[row]) if (s := each.scores.get(n)) is not None else None for n in names]
+            for each in shown
+        ]
+        told = [{k: _cut(texts[row]) for k, texts in each.reasons.items()} for each in shown]
+        written = [_cut(each.samples.texts[row]) for each in shown]
+        items.append({"p": prompt, "l": label, "t": written, "s": scores, "r": told})
     best = [i for i, c in enumerate(columns) if texts.steps[c] == selection.best is not None]
     return {
-        "name": texts.name, "columns": [texts.labels[c] for c in columns], "components": names,
-        "best": best[0] if best else None, "total": rows, "items": items,
-    }  # fmt: skip
+        "name": texts.name,
+        "columns": [texts.labels[c] for c in columns],
+        "components": names,
+        "best": best[0] if best else None,
+        "total": rows,
+        "items": items,
+    }
 
 
 def _cut(text: str) -> str:
@@ -489,34 +448,33 @@ def _phrases(texts: TextSet) -> list[dict[str, Any]]:
     if len(texts.labels) < 2:
         return []
     rows = evenly_spaced(len(texts.columns[0].samples), COUNTED)
-
-    def counts(column: int) -> Counter[tuple[str, ...]]:
-        completions = texts.columns[column].samples.completions
-        found: Counter[tuple[str, ...]] = Counter()
-        for row in rows:
-            words = _WORD.findall(completions[row].lower())[:400]
-            found.update({tuple(words[i : i + n]) for n in range(1, 6)
-                          for i in range(len(words) - n + 1)})  # fmt: skip
-        return found
-
     at = 1 if texts.steps[0] is None else len(texts.labels) - 1  # after, not a text by others
-    start, end = counts(0), counts(at)
+    start, end = (
+        Counter(gram for row in rows for gram in _grams(texts.columns[c].samples.completions[row]))
+        for c in (0, at)
+    )
     grown = {
         gram: count - start[gram]
         for gram, count in end.items()
         if count > start[gram] and count >= max(3, 0.05 * len(rows))
     }
-    chosen: list[tuple[str, ...]] = []
-    for gram in sorted(grown, key=lambda gram: (-grown[gram], -len(gram), gram)):
-        if len(chosen) < 12 and not any(_within(gram, c) or _within(c, gram) for c in chosen):
-            chosen.append(gram)
+    chosen: list[str] = []
+    for gram in sorted(grown, key=lambda gram: (-grown[gram], -gram.count(" "), gram)):
+        apart = not any(f" {gram} " in f" {c} " or f" {c} " in f" {gram} " for c in chosen)
+        chosen += [gram] if apart and len(chosen) < 12 else []
     return [
-        {"phrase": " ".join(gram), "first": start[gram] / len(rows), "last": end[gram] / len(rows),
-         "since": texts.labels[0], "at": texts.labels[at]}
+        {
+            "phrase": gram,
+            "first": start[gram] / len(rows),
+            "last": end[gram] / len(rows),
+            "since": texts.labels[0],
+            "at": texts.labels[at],
+        }
         for gram in chosen
-    ]  # fmt: skip
+    ]
 
 
-def _within(part: tuple[str, ...], whole: tuple[str, ...]) -> bool:
-    n = len(part)
-    return any(whole[i : i + n] == part for i in range(len(whole) - n + 1))
+def _grams(text: str) -> set[str]:
+    """Return the phrases of one to five words of a text."""
+    words = _WORD.findall(text.lower())[:400]
+    return {" ".join(words[i : i + n]) for n in range(1, 6) for i in range(len(words) - n + 1)}

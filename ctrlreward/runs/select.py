@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from ctrlreward.command_line.terminal import (
     user_errors,
 )
 from ctrlreward.files import json_text
+from ctrlreward.functional.bootstrap import bootstrap
 from ctrlreward.runs.folder import StoredRun, read_stored_run
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Bounds, direction_of_name
@@ -90,6 +92,18 @@ class Selection:
     def alarm(self) -> Decided | None:
         """The validation of the first alarm."""
         return next((each for each in self.decided if each.alarm and each.alarm.alarm), None)
+
+    @cached_property
+    def intervals(self) -> Mapping[int, Mapping[str, tuple[float, float]]]:
+        """Step → key → 95 % interval over the prompts, of keys with new scores by prompt."""
+        return {
+            snapshot.step: {
+                key: ends
+                for key, row in snapshot.evidence.items()
+                if key in snapshot.fresh and (ends := _interval(row, snapshot.metrics[key]))
+            }
+            for snapshot in (each.validation for each in self.decided)
+        }
 
     def checkpoint(self, step: int | None) -> str | None:
         """Return the path of a checkpoint, None if it is not on disk."""
@@ -297,7 +311,7 @@ def _print(selection: Selection) -> None:
     table = number_table([], ["step", *selection.keys], show_edge=False)
     table.add_column("", overflow="fold")
     for each in selection.decided:
-        cells = [_cell(each, key) for key in selection.keys]
+        cells = [_cell(selection, each, key) for key in selection.keys]
         table.add_row(str(each.validation.step), *cells, ", ".join(_events(selection, each)))
     console.print(table)
     for line in summary(selection):
@@ -316,37 +330,30 @@ def _events(selection: Selection, each: Decided) -> list[str]:
     return [*filter(None, events), *(["alarm"] if each.alarm and each.alarm.alarm else [])]
 
 
-def _cell(each: Decided, key: str) -> str:
+def _cell(selection: Selection, each: Decided, key: str) -> str:
     if key not in each.validation.metrics:
         return "–"
     text = f"{each.validation.metrics[key]:.4g}"
-    if interval := interval_of(each, key):
+    if interval := selection.intervals[each.validation.step].get(key):
         text += f" ({interval[0]:.4g} to {interval[1]:.4g})"
     if key in each.constraints:
         text += " ✓" if each.constraints[key].met else " ✗"
     return text
 
 
-def interval_of(each: Decided, key: str) -> tuple[float, float] | None:
+def _interval(values: Sequence[float], mean: float) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean by a bootstrap of the prompts; None without two of them.
 
     Percentiles of 1,000 resamples (Efron and Tibshirani 1993, ch. 13), the same in every call. None
     if it is not around the value, as of a score of the whole corpus with few prompts.
     """
-    row = (each.validation.evidence or {}).get(key)
-    if row is None or key not in each.validation.fresh:
+    row = np.asarray(values, dtype=np.float64)
+    row = np.sort(row[np.isfinite(row)])  # the same for any order of the prompts
+    if len(row) < 2:
         return None
-    from scipy.stats import bootstrap  # takes half a second
-
-    values = np.asarray(row, dtype=np.float64)
-    values = np.sort(values[np.isfinite(values)])  # the same for any order of the prompts
-    if len(values) < 2:
-        return None
-    ends = bootstrap(
-        (values,), np.mean, n_resamples=1000, method="percentile", rng=np.random.default_rng(0)
-    ).confidence_interval
-    low, high = float(ends.low), float(ends.high)
-    return (low, high) if low <= each.validation.metrics[key] <= high else None
+    means = lambda weights: {"mean": weights @ row / len(row)}  # noqa: E731
+    _, low, high = bootstrap(means, np.arange(len(row)), 0.95, 1000, seed=0)["mean"]
+    return (low, high) if low <= mean <= high else None
 
 
 def summary(selection: Selection) -> list[str]:
@@ -402,14 +409,14 @@ def to_json(selection: Selection) -> dict[str, Any]:
     validations = []
     for each in selection.decided:
         metrics, step = each.validation.metrics, each.validation.step
-        intervals = {key: interval_of(each, key) for key in selection.keys}
+        intervals = selection.intervals[step]
         checks = each.constraints.items()
         validations.append(
             {
                 "step": step,
                 "checkpoint": selection.checkpoint(step),
                 "metrics": {key: metrics[key] for key in selection.keys if key in metrics},
-                "intervals": {key: ends for key, ends in intervals.items() if ends},
+                "intervals": {key: intervals[key] for key in selection.keys if key in intervals},
                 "constraints": {k: {"met": c.met, "reason": c.reason} for k, c in checks},
                 "selection": each.keep.reason if each.keep else None,
                 "stop": each.stop.reason if each.stop and each.stop.stop else None,

@@ -56,7 +56,9 @@ def write_run(
             row = {"step": step, "reward/total": total, "policy/kl": 0.1 * place, **means}
             log.write(json.dumps(row) + "\n")
     directions = {f"score/{key}": "max" for key in scores(0, "a")}
-    rules = {"BestRule": {"monitor": "score/sentiment"}}
+    rules: dict[str, Any] = {"BestRule": {"monitor": "score/sentiment"}}
+    if "score/accuracy" in directions:
+        rules["AlarmRule"] = asdict(AlarmRule("reward/total", {"score/accuracy": "max"}))
     noted = {"rules": rules, "directions": directions}
     (folder / "decisions.json").write_text(json.dumps(noted))
     content = {"steps": 40, "stopped_by": "max_steps", "seconds": {"train": 12.0}}
