@@ -26,6 +26,7 @@ from ctrlreward.command_line.terminal import (
 from ctrlreward.failures import rows_named
 from ctrlreward.files import write_whole
 from ctrlreward.functional.means import valid_mean
+from ctrlreward.models.identity import identified
 from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.scorers.base import Scores, check_samples
@@ -67,9 +68,6 @@ _USAGE = "INPUT OUTPUT --scorers NAME [NAME ...] [options]"
 # Options that take lists of words; all others take one.
 _LISTS = {"--scorers", "--names", "--label_map"}
 
-# Options of scorers that may change when a run is resumed: they don't change the scores.
-_NOT_IDENTITY = ("device", "batch_tokens")
-
 
 def run(arguments: list[str]) -> None:
     """Score a file, or resume an interrupted run."""
@@ -84,10 +82,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--config", action="config", help="YAML file with options")
     parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
     config = parser.parse_args(arguments)
-    identity = json.loads(
-        parser.dump(config, format="json"),  # functions by their paths
-        object_pairs_hook=lambda pairs: {k: v for k, v in pairs if k not in _NOT_IDENTITY},
-    )["scorers"]
+    identity = json.loads(parser.dump(config, format="json"))["scorers"]  # functions by their paths
     with user_errors(lambda: Path(f"{config.output}.partial.jsonl").exists()):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
@@ -156,7 +151,7 @@ def score_file(
             if Component(component.scorer, name) not in scored.values():
                 scored[f"corpus/{len(scored)}/{name}"] = Component(component.scorer, name)
     path = Path(f"{output}.partial.jsonl")
-    settings = {"columns": asdict(columns), "label_map": label_map, "scorers": identity}
+    settings = {"columns": asdict(columns), "label_map": label_map, "scorers": identified(identity)}
     log = samples_log(path, scored, rows, settings)
     systems = [str(row.get(by)) for row in rows] if by else [""] * len(rows)
     if target.exists() and not path.exists():

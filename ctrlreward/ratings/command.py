@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -12,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ctrlreward.arguments import not_negative, one_of, positive
+from ctrlreward.command_line.config_files import read_reward
 from ctrlreward.command_line.parser import command_parser, gather_words, import_scorers
 from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.failures import rows_named
 from ctrlreward.files import check_writable, json_text, write_whole
+from ctrlreward.models.identity import digest
 from ctrlreward.preferences.accuracy import preferences
 from ctrlreward.ratings.agreement import fleiss_kappa, krippendorff_alpha
 from ctrlreward.ratings.rated_files import CTC_ASPECTS, read_rated, text_column
@@ -64,8 +65,7 @@ def run(arguments: list[str]) -> None:
     parser = command_parser(f"{_COMMAND} {kind}", "FILE [options]", purpose, [examples[kind]])
     own: Mapping[str, Callable[..., None]] = {"preferences": preferences, "raters": raters}
     function = own.get(kind, rated)
-    options: Any = {"as_group": False, "as_positional": True}
-    parser.add_function_arguments(function, **options, skip={"log"})
+    parser.add_function_arguments(function, as_group=False, as_positional=True, skip={"log"})
     words = _words(kind, arguments[1:])
     with user_errors():
         if kind == "ctc" and not any(re.match(r"--scorers\.(aspects|help)", w) for w in words):
@@ -75,7 +75,9 @@ def run(arguments: list[str]) -> None:
             words.append(f"--scorers.aspects={json.dumps(aspects)}")
         import_scorers(words)
     config = parser.parse_args(words)
-    log = None if kind == "raters" else _log_path(config, parser.dump(config, format="json"))
+    with user_errors():
+        options = json.loads(parser.dump(config, format="json"))
+        log = None if kind == "raters" else _log_path(options)
     with user_errors(lambda: log is not None and log.exists()):
         chosen = parser.instantiate(config).as_dict()
         function(**chosen, **({"log": log} if log else {}))
@@ -95,12 +97,14 @@ def _words(kind: str, arguments: Sequence[str]) -> list[str]:
     return gather_words(words, _LISTS)
 
 
-def _log_path(config: Any, options: str) -> Path | None:
+def _log_path(options: dict[str, Any]) -> Path | None:
     """Return the file of the scores of these options, None where it can't be written."""
-    data, output = Path(config.data), config.get("output")
-    digest = hashlib.sha256(options.encode()).hexdigest()[:8]
+    data, output = Path(options.pop("data")), options.pop("output", None)
+    if str(options.get("reward")).endswith((".yaml", ".yml")):
+        options["reward"] = read_reward(Path(options["reward"]))
     folder = Path(output).parent if output else Path()
-    return folder / f"{data.name}.{digest}.partial.jsonl" if os.access(folder, os.W_OK) else None
+    path = folder / f"{data.name}.{digest(options)[:8]}.partial.jsonl"
+    return path if os.access(folder, os.W_OK) else None
 
 
 def rated(

@@ -17,6 +17,7 @@ from ctrlreward.command_line.terminal import plain_parser, user_errors
 from ctrlreward.files import JsonLog, finite_or_none, json_line, json_text, write_whole
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
+from ctrlreward.models.identity import identified
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.runs.folder import PREFIX, StoredRun, read_stored_run
 from ctrlreward.runs.select import RULE_OPTIONS, add_rule_options, select
@@ -58,7 +59,7 @@ def run(arguments: list[str]) -> None:
         stored = read_stored_run(options.run)
         folder = Path(options.output or stored.folder / "rescored" / Path(options.reward).stem)
         reward = reward_of(block, options.device)
-        settings = {"reward": block, "fingerprint": reward_id(reward, block)}
+        settings = {"reward": identified(block), "fingerprint": reward_id(reward, block)}
         try:
             new = rescore(stored, reward, folder, settings)
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from ctrlreward.failures import Failures, ItemError
 from ctrlreward.files import JsonLog, none_for_nan
+from ctrlreward.models.identity import versions
 from ctrlreward.progress import track
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scored, Scores, score
@@ -30,7 +30,7 @@ def samples_log(
 ) -> JsonLog | None:
     """Return the log of some scores of some rows with these settings, None without a path."""
     identity = {
-        "version": version("ctrlreward"),  # another one may score differently
+        "versions": versions(),
         "sha256 of the rows": hashlib.sha256(repr(rows).encode(errors="replace")).hexdigest(),
         "scores": list(components),
         **(settings or {}),

@@ -21,13 +21,13 @@ import tenacity
 
 from ctrlreward.arguments import positive
 from ctrlreward.files import changed_items
+from ctrlreward.models.identity import digest
 from ctrlreward.placement import Worker
 from ctrlreward.reward import AnyReward, RewardBatch
 from ctrlreward.samples import Samples, records_of
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, check_columns
 from ctrlreward.scorers.model_servers import LOOPBACK, check_address
 from ctrlreward.serving.contract import MOST_BYTES, PROTOCOL, ScoreReply, dumps
-from ctrlreward.serving.description import digest
 
 log = logging.getLogger(__name__)
 

@@ -237,7 +237,7 @@ def test_a_log_that_was_cut_off_or_is_of_another_version_or_input_is_refused(
         write(edited)
         assert "sha256 of the rows" in refused("in.jsonl", "out.csv", *STOPPED)
     write(RECORDS)
-    other = {**json.loads(settings), "version": "0.3.0"}
+    other = {**json.loads(settings), "versions": {"ctrlreward": "0.3.0"}}
     for content in (
         f"{json.dumps(other)}\n{part}\n",
         f"{settings}\n{part[:-9]}\n",
@@ -247,6 +247,22 @@ def test_a_log_that_was_cut_off_or_is_of_another_version_or_input_is_refused(
         assert str(LOG) in refused("in.jsonl", "out.csv", *STOPPED)
         assert LOG.read_text() == content
     assert OneLetter.calls == []
+
+
+def test_a_file_that_a_scorer_reads_may_not_change(
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    write(RECORDS)
+    Path("vowels.yaml").write_text("aeiou")
+    command = ["in.jsonl", "out.csv", "--scorers=fakes.Share", "--scorers.letters=vowels.yaml"]
+    monkeypatch.setenv("KILL_AT", TEXTS[5])
+    process = multiprocessing.get_context("fork").Process(target=main, args=(["score", *command],))
+    process.start()
+    process.join(60)
+    monkeypatch.delenv("KILL_AT")
+    assert LOG.exists()
+    Path("vowels.yaml").write_text("aeiouy")
+    assert "letters" in refused(*command)
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fakes import Share
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward.cli import main
 from ctrlreward.functional.preferences import pair_accuracy
+from ctrlreward.scorers import parts
 
 SCORES = st.one_of(st.integers(-2, 2).map(float), st.just(np.nan))
 
@@ -122,3 +125,21 @@ def test_messages_end_with_the_assistant(folder: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         measured("--reward", "rewards.py:length")
     assert "pairs.jsonl:1: chosen" in capsys.readouterr().err
+
+
+def test_a_reward_that_changes_is_not_resumed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "MOST", 1)
+    reward, options = Path("reward.yaml"), ["--reward", "reward.yaml"]
+    reward.write_text("components: {share: {scorer: fakes.Share, letters: aeiou}}")
+    monkeypatch.setenv("KILL_AT", "Never")
+    process = multiprocessing.get_context("fork").Process(target=measured, args=options)
+    process.start()
+    process.join(60)
+    monkeypatch.delenv("KILL_AT")
+    assert len([*folder.glob("pairs.jsonl.*.partial.jsonl")]) == 1
+    reward.write_text("components: {share: {scorer: fakes.Share, letters: xyz}}")
+    Share.calls.clear()
+    measured(*options)
+    assert sum(Share.calls) == 8
