@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ctrlreward.arguments import one_of
-from ctrlreward.reward import AnyReward, Reward
+from ctrlreward.reward import AnyReward, Reward, RewardBatch
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples
 
 # Filled in from the trainer's completions and prompts, so they can't be mapped.
@@ -110,3 +112,15 @@ def completions_of(
             completion = completion.partition(token)[0]
         completions.append(completion)
     return completions
+
+
+def finite_values(batch: RewardBatch, failed_score: float, total: str) -> dict[str, list[float]]:
+    """Return finite numbers for n samples: the total, by a name, each component, and `failed`.
+
+    All values of a failed sample are `failed_score`; so is a component that is not finite.
+    """
+    values = {
+        name: np.where(~batch.failed & np.isfinite(scores), scores, failed_score).tolist()
+        for name, scores in {total: batch.total, **batch.components}.items()
+    }
+    return {**values, "failed": batch.failed.astype(float).tolist()}

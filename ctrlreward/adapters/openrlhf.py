@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from ctrlreward.adapters._conversion import (
@@ -19,6 +18,7 @@ from ctrlreward.adapters._conversion import (
     check_columns,
     check_single_samples,
     completions_of,
+    finite_values,
 )
 from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
@@ -94,8 +94,4 @@ class OpenRLHFReward:
 
     def values(self, batch: RewardBatch) -> dict[str, list[float]]:
         """Return finite numbers for n samples: `rewards`, each component, and `failed`."""
-        values = {}
-        for name, scores in {"rewards": batch.total, **batch.components}.items():
-            valid = ~batch.failed & np.isfinite(scores)
-            values[name] = np.where(valid, scores, self.failed_score).tolist()
-        return {**values, "failed": batch.failed.astype(float).tolist()}
+        return finite_values(batch, self.failed_score, "rewards")

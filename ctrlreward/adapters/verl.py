@@ -4,21 +4,22 @@ The managers `naive` and `dapo` make many concurrent calls of one sample each, w
 `as_async_compute_score` scores in one batch; `remote` takes `as_compute_score`.
 
 A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; each component. In verl
-every sample has a reward, and NaN would spread to others: a component that failed gets the worst
-value that the function has returned; before the first one the worst end of the score's range if it
-is finite, else `failed_score`.
+every sample has a reward, and NaN would spread to others: all values of a failed sample are
+`failed_score`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-import numpy as np
-
-from ctrlreward.adapters._conversion import build_samples, check_columns, check_single_samples
+from ctrlreward.adapters._conversion import (
+    build_samples,
+    check_columns,
+    check_single_samples,
+    finite_values,
+)
 from ctrlreward.reward import RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 
@@ -48,7 +49,7 @@ def as_compute_score(
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
         >>> compute_score = as_compute_score(similarity, -1.0, {"sources": "original"})
         >>> compute_score("menu", "", ground_truth="", extra_info={"original": "soup"})
-        {'score': -1.0, 'failed': 1.0, 'similarity': -1.0}
+        {'score': -1.0, 'similarity': -1.0, 'failed': 1.0}
     """
     return _ComputeScore(reward, failed_score, columns).of_sample
 
@@ -69,7 +70,7 @@ def as_async_compute_score(
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
         >>> compute_score = as_async_compute_score(similarity, -1.0, {"sources": "original"})
         >>> asyncio.run(compute_score("menu", "broth", "", extra_info={"original": "soup"}))
-        {'score': 0.6, 'failed': 0.0, 'similarity': 0.6}
+        {'score': 0.6, 'similarity': 0.6, 'failed': 0.0}
     """
     # verl asks `inspect.iscoroutinefunction`, which is true of a bound method but not of an object.
     return _ComputeScore(reward, failed_score, columns, wait).of_concurrent_sample
@@ -88,9 +89,8 @@ class _ComputeScore:
         self.reward, self.failed_score, self.wait = as_reward(reward), failed_score, wait
         self.columns = check_columns(columns, self.reward)
         check_single_samples(self.reward, failed_score, ("score", "failed"))
-        self.worst: dict[str, list[float]] = {}  # of each component, none or one
         self.queue: list[Samples] = []
-        self.scoring: asyncio.Task[list[Result]] | None = None
+        self.scoring: asyncio.Task[list[Result | Exception]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings without pending samples: a copy starts with none."""
@@ -125,12 +125,25 @@ class _ComputeScore:
         self.queue.append(sample)
         scoring, index = self.scoring, len(self.queue) - 1
         # A cancelled caller must not cancel the scoring for the others.
-        return (await asyncio.shield(scoring))[index]
+        result = (await asyncio.shield(scoring))[index]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
-    async def _score_queue(self) -> list[Result]:
+    async def _score_queue(self) -> list[Result | Exception]:
         await asyncio.sleep(self.wait)
-        samples, self.queue = Samples.concat(self.queue), []
-        return self._results(await asyncio.wrap_future(self.reward.submit(samples)))
+        queue, self.queue = self.queue, []
+        return await self._scored(queue)
+
+    async def _scored(self, asked: list[Samples]) -> list[Result | Exception]:
+        """Return the result of each sample; if they fail together, each is scored by itself."""
+        try:
+            batch = await asyncio.wrap_future(self.reward.submit(Samples.concat(asked)))
+            return [*self._results(batch)]
+        except Exception as error:
+            if len(asked) == 1 or isinstance(error, ConnectionError):
+                return [error] * len(asked)
+            return [(await self._scored([sample]))[0] for sample in asked]
 
     def _sample(
         self, source: str, solution: str, truth: Any, extra: Mapping[str, Any] | None
@@ -139,19 +152,5 @@ class _ComputeScore:
         return build_samples([solution], None, {k: [v] for k, v in row.items()}, self.columns)
 
     def _results(self, batch: RewardBatch) -> list[Result]:
-        columns = {
-            "score": np.where(batch.failed, self.failed_score, batch.total),
-            "failed": batch.failed.astype(float),
-        }
-        for name, values in batch.components.items():
-            valid = np.isfinite(values)
-            # Derived columns, such as the disagreement of an ensemble, are better when lower.
-            component = self.reward.components.get(name)
-            cost = component is None or not component.spec.higher_is_better
-            known = [*values[valid].tolist(), *self.worst.get(name, [])]
-            self.worst[name] = [max(known) if cost else min(known)] if known else []
-            end = math.inf if component is None else component.spec.range[cost]
-            end = end if math.isfinite(end) else self.failed_score
-            columns[name] = np.where(valid, values, [*self.worst[name], end][0])
-        rows = zip(*(values.tolist() for values in columns.values()), strict=True)
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+        columns = finite_values(batch, self.failed_score, "score")
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -60,32 +60,10 @@ def test_results_equal_the_rewards_and_share_keys(reward, letters, way, calls) -
     scores = torch.tensor([result["score"] for result in results], dtype=torch.float32)
     expected = torch.from_numpy(np.where(batch.failed, -9.0, batch.total)).float()
     torch.testing.assert_close(scores, expected)
-    assert {tuple(result) for result in results} == {("score", "failed", "share", "length")}
+    assert {tuple(result) for result in results} == {("score", "share", "length", "failed")}
     stacked = {key: np.array([result[key] for result in results]) for key in results[0]}
-    assert stacked["length"].tolist() == [2.0, 1.0, 3.0, 4.0, 1.0]
-    # The worst one so far, which a batch has from its own samples.
-    worst = 0.5 if way is by_single_calls else 0.0
-    assert stacked["share"].tolist() == pytest.approx([0.5, worst, 2 / 3, worst, 0.0])
-
-
-def scored_together(reward: Any, texts: list[str]) -> list[dict[str, float]]:
-    compute_score = as_async_compute_score(reward, -9.0, wait=0.01)
-
-    async def score() -> list[dict[str, float]]:
-        return await asyncio.gather(*(compute_score("d", text, None) for text in texts))
-
-    return asyncio.run(score())
-
-
-def test_before_any_value_a_failed_component_has_the_worst_end_of_its_range(reward) -> None:
-    first = as_compute_score(reward, -9.0)("d", "f", None)
-    assert (first["share"], first["length"]) == (0.0, 1.0)
-    lengths = FunctionScorer(
-        lambda texts: [None if "f" in t else len(t) for t in texts], pointwise=True
-    )
-    unbounded = Reward({"length": lengths})
-    assert scored_together(unbounded, ["f"])[0]["length"] == -9.0
-    assert [row["length"] for row in scored_together(unbounded, ["ab", "f"])] == [2.0, 2.0]
+    assert stacked["length"].tolist() == [2.0, -9.0, 3.0, -9.0, 1.0]
+    assert stacked["share"].tolist() == pytest.approx([0.5, -9.0, 2 / 3, -9.0, 0.0])
 
 
 def test_the_remote_manager_gets_a_plain_function_by_keyword(reward) -> None:
@@ -132,18 +110,23 @@ def test_samples_of_a_closed_event_loop_are_not_scored_in_the_next(reward, lette
     assert [samples.texts for samples in letters.scored] == [("b",)]
 
 
-def test_every_caller_gets_the_error(letters) -> None:
-    def broken(scores: Any) -> Any:
-        raise RuntimeError("no totals")
+def test_a_failing_sample_fails_alone_and_every_caller_gets_an_error(letters) -> None:
+    def broken(texts: list[str]) -> list[float]:
+        if "bad" in texts:
+            raise RuntimeError("a bad text")
+        return [1.0] * len(texts)
 
-    compute_score = as_async_compute_score(Reward({"s": letters["share"]}, broken), -9.0)
+    async def together(reward: Reward, *texts: str) -> list[Any]:
+        compute_score = as_async_compute_score(reward, -9.0)
+        calls = (compute_score("d", text, None) for text in texts)
+        return await asyncio.gather(*calls, return_exceptions=True)
 
-    async def both() -> list[Any]:
-        return await asyncio.gather(
-            *(compute_score("d", text, None) for text in ("ab", "b")), return_exceptions=True
-        )
-
-    assert [str(error) for error in asyncio.run(both())] == ["no totals"] * 2
+    reward = Reward({"s": FunctionScorer(broken, pointwise=True)})
+    first, bad, last = asyncio.run(together(reward, "ab", "bad", "b"))
+    assert (first["score"], str(bad), last["score"]) == (1.0, "a bad text", 1.0)
+    total = Reward({"s": letters["share"]}, aggregate=lambda scores: {}["no totals"])
+    errors = asyncio.run(together(total, "ab", "b"))
+    assert [type(each) for each in errors] == [KeyError] * 2
 
 
 def test_what_would_be_scored_wrong_is_an_error(reward, kinds) -> None:
