@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from ctrlreward.aggregates import AGGREGATES, Aggregate, Weighted
 from ctrlreward.arguments import one_of
-from ctrlreward.functional.aggregates import counted_where, levelled_without_success
+from ctrlreward.functional.aggregates import counted_where
 from ctrlreward.placement import Worker
 from ctrlreward.samples import Samples, SamplesLike, Unfinished, as_samples, shortened
 from ctrlreward.scorers.base import LARGEST, Component, Scorer, Scores, score
@@ -105,14 +104,12 @@ class AnyReward(ABC):
     """Base of `Reward`, which scores in this process, and `RemoteReward`, which queries a server.
 
     `components` are by name. `derived` names further columns of its batches. `given` are conditions
-    on a sample, `given_group` a condition on its group, or None. `weights` is None unless the
-    reward is a weighted sum.
+    on a sample. `weights` is None unless the reward is a weighted sum.
     """
 
     components: Mapping[str, Component]
     derived: tuple[str, ...]
     given: Conditions
-    given_group: tuple[str, float] | None
     weights: Mapping[str, float] | None
     _worker: Worker
 
@@ -167,10 +164,6 @@ class Reward(AnyReward):
             samples where the other one reaches it, and is 0 otherwise (GDPO, Liu et al. 2026, eq.
             8). A loss counts everywhere, so that no sample gains by failing a condition. If the
             condition fails (NaN), so does the component.
-        given_group: A component and a threshold, `("correct", 1.0)`, that some sample of a group
-            must reach (the column `groups`); the name alone means above 0. In a group without such
-            a sample, totals and components are the means of the group, so that nothing is learned
-            from a term of length or style there.
         failed: What becomes of a sample with a component that is NaN: it fails (`"fail"`), or the
             others decide and it fails if all are NaN (`"skip"`), which `"min"`,
             `"mean_minus_deviation"` and callables allow.
@@ -209,7 +202,6 @@ class Reward(AnyReward):
         | Callable[[Mapping[str, Scores]], Scores] = "weighted",
         device: str | None = None,
         given: Conditions | None = None,
-        given_group: str | tuple[str, float] | None = None,
         failed: Literal["fail", "skip"] = "fail",
         answer_after: str | None = None,
         unfinished: Unfinished | None = None,
@@ -235,7 +227,6 @@ class Reward(AnyReward):
         self.derived = aggregate.derived if isinstance(aggregate, Aggregate) else ()
         self.weights = aggregate.weights if isinstance(aggregate, Weighted) else None
         self.given = _checked_conditions(self.components, given or {})
-        self.given_group = _checked_group_condition(self.components, given_group)
         self.answer_after, self.unfinished = answer_after, unfinished
         self.device = device
         if device is not None:
@@ -275,15 +266,6 @@ class Reward(AnyReward):
         if isinstance(self.aggregate, Aggregate):
             further = self.aggregate.further(scores).items()
             scores |= {name: np.where(failed, np.nan, values) for name, values in further}
-        if self.given_group is not None:
-            condition, at_least = self.given_group
-            groups = samples.require("groups", "given_group")
-            succeeded = ~failed & (scores[condition] >= at_least)
-            total, *levelled = (
-                levelled_without_success(values, succeeded, failed, groups)
-                for values in (total, *scores.values())
-            )
-            scores = dict(zip(scores, levelled, strict=True))
         return RewardBatch(np.where(failed, np.nan, total), scores, failed, seconds)
 
     def _score(self, samples: Samples) -> RewardBatch:
@@ -370,21 +352,6 @@ def fit_scales(
             raise ValueError(f"{name} must differ between texts, got {valid[:3].tolist()}")
         scales[name] = (float(valid.mean()), deviation)
     return scales
-
-
-def _checked_group_condition(
-    components: Mapping[str, Component], given: str | tuple[str, float] | None
-) -> tuple[str, float] | None:
-    """Return a component and the lowest value of a success; a ValueError if it can't be met."""
-    if given is None:
-        return None
-    condition, at_least = (given, math.ulp(0.0)) if isinstance(given, str) else given
-    spec = components[one_of("given_group", condition, components)].spec
-    if not (spec.higher_is_better and np.isfinite(at_least)):
-        raise ValueError(
-            f"given_group = {given!r} must be a score that is better when higher, and finite"
-        )
-    return condition, float(at_least)
 
 
 def _checked_conditions(

@@ -204,38 +204,6 @@ def test_a_component_counts_where_its_condition_is_met() -> None:
     assert reward["easy"](["0.4 3 0"]).tolist() == [3]  # the score itself
 
 
-@pytest.mark.parametrize(
-    ("aggregate", "failed"), [("weighted", "fail"), (MeanMinusDeviation(penalty=0.0), "skip")]
-)
-def test_a_group_without_success_has_one_total(aggregate, failed) -> None:
-    """Four prompts: one success, none, one that failed, and one below the threshold."""
-    parts = {"right": STYLE, "brief": EASY}
-    reward = Reward(parts, aggregate, given_group=("right", 1.0), failed=failed)
-    texts = ["1 3 0", "0 5 0", "0 3 0", "0 5 0", "1 nan 0", "0 2 0", "0 4 0", "0.9 2 0", "0 3 0"]
-    groups = ["a", "a", "b", "b", "c", "c", "c", "d", "d"]
-    plain, gated = (
-        Reward(parts, aggregate, failed=failed)(texts),
-        reward(texts, groups=groups),
-    )
-    np.testing.assert_array_equal(gated.total[:2], plain.total[:2])
-    assert gated.total[2] == gated.total[3] == plain.total[2:4].mean()
-    assert gated.components["brief"][2:4].tolist() == [4, 4]
-    assert gated.failed.tolist() == plain.failed.tolist()
-    if aggregate == "weighted":  # the success is left out of the group, so it is none
-        assert gated.total[5:7].tolist() == [3, 3]
-    else:
-        np.testing.assert_array_equal(gated.total[4:7], plain.total[4:7])
-    assert gated.total[7] == gated.total[8]
-    with pytest.raises(ValueError, match="groups"):
-        reward(texts)
-
-
-def test_the_name_alone_means_above_0() -> None:
-    texts, groups = ["0.1 3 0", "0 5 0", "0 3 0", "-1 5 0"], ["a", "a", "b", "b"]
-    reward = Reward({"right": STYLE, "brief": EASY}, given_group="right")
-    assert reward(texts, groups=groups).total.tolist() == [3.1, 5.0, 3.5, 3.5]
-
-
 GAIN, COST = NumberScorer()["gain"], NumberScorer()["cost"]
 FIRST, SECOND = judges("first", "second").values()
 ACCURACY = transfer()["accuracy"]
@@ -269,9 +237,6 @@ ACCURACY = transfer()["accuracy"]
             "given",
         ),
         ({"a": FIRST}, "weighted", {"given": {"a": ("b", 0.5)}}, "given"),
-        ({"a": FIRST}, "weighted", {"given_group": "b"}, "given_group"),
-        ({"a": FIRST, "c": COST}, "weighted", {"given_group": ("c", 0.5)}, "given_group"),
-        ({"a": FIRST}, "weighted", {"given_group": ("a", math.inf)}, "given_group"),
     ],
 )
 def test_what_can_not_be_combined(components, aggregate, options, message) -> None:

@@ -56,7 +56,7 @@ def calls() -> None:
     batch: cr.RewardBatch = reward(TEXTS, sources="soup")
     later: Floats = reward.submit(cr.Samples(TEXTS, sources=["soup", "soup"])).result().total
     anywhere: AnyReward = cr.RemoteReward("http://127.0.0.1:8700")
-    functions, weights = trl.as_component_funcs(anywhere, {"sources": "original"})
+    functions = trl.as_reward_funcs(anywhere, {"sources": "original"})
     value: Tensor = torchmetrics.ScoreMean(content).compute()
     writer: callbacks.TextGenerator = Writer()
     samples: cr.Samples = callbacks.generate(writer, ["The cold"], repeats=2, seed=1)
@@ -67,7 +67,7 @@ def calls() -> None:
     tuner = policy.PolicyTuner("smollm2-135m", reward, lora=policy.LoRA(r=2), beta=0.1)
     trainer.fit(tuner)
     completions: list[str] = tuner.complete(["cold"])
-    print(scores, column, batch, later, functions, weights, value, cause, ours, completions)
+    print(scores, column, batch, later, functions, value, cause, ours, completions)
 
 
 def mistakes() -> None:

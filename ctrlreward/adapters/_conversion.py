@@ -47,17 +47,11 @@ def check_columns(
 def check_single_samples(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
     """Raise a ValueError unless a reward suits trainers that ask for one sample, and one number.
 
-    Neither a component nor `given_group` depends on several samples, no component has the name of
-    one of the `keys` of a result, and `failed_score` is finite: a trainer would spread NaN to other
-    samples.
+    No component depends on several samples or has the name of one of the `keys` of a result, and
+    `failed_score` is finite: a trainer would spread NaN to other samples.
     """
     if not math.isfinite(failed_score):
         raise ValueError(f"failed_score must be finite, got {failed_score}")
-    if reward.given_group is not None:
-        raise ValueError(
-            f"given_group = {reward.given_group} needs all completions of a prompt, but this "
-            "trainer asks for one at a time"
-        )
     for name, component in reward.components.items():
         if name in keys:
             raise ValueError(f"a component must not be named {name!r}, a key of every result")

@@ -7,9 +7,8 @@ scored. A failed sample is None, which TRL leaves out of the advantages. The fun
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,6 @@ import torch
 from ctrlreward.adapters._conversion import build_samples, check_columns
 from ctrlreward.functional.advantages import zero_signal
 from ctrlreward.models.chats import as_prompt, plain_text
-from ctrlreward.models.sharing import locked
 from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -69,7 +67,7 @@ def as_reward_funcs(
 
     Args:
         reward: The reward, or the arguments of `Reward`. Each rank scores its own samples, so
-            `Distinct` and `given_group` see only the part of a group that is on its rank.
+            `Distinct` sees only the part of a group that is on its rank.
         columns: Column of `Samples` → column of the dataset, `{"labels": "sentiment"}`. With
             `{"prefixes": "prompt"}` each text is prompt + completion, else the completion alone. A
             sample without a value in such a column is of another task: its reward is None.
@@ -88,63 +86,14 @@ def as_reward_funcs(
         [0.6, None]
     """
     reward = as_reward(reward)
-    return RewardFuncs([_Total(reward, check_columns(columns, reward), name)])
-
-
-def as_async_reward_funcs(
-    reward: RewardLike, columns: Mapping[str, str] | None = None, name: str = "reward"
-) -> list[Callable[..., Any]]:
-    """Return the function of `as_reward_funcs` as a coroutine, in a list; TRL runs several at once.
-
-    Use it with several rewards on different devices: `[*as_async_reward_funcs(a), *...]`.
-    `AsyncGRPOTrainer` logs the total alone.
-
-    Examples:
-        >>> from ctrlreward import Perplexity
-        >>> (function,) = as_async_reward_funcs(Perplexity()["log_likelihood"], name="fluency")
-        >>> function.__name__
-        'fluency'
-    """
-    reward = as_reward(reward)
-    return [_AsyncTotal(reward, check_columns(columns, reward), name)]
-
-
-def as_component_funcs(
-    reward: RewardLike, columns: Mapping[str, str] | None = None
-) -> tuple[list[Callable[..., Rewards]], list[float]]:
-    """Return one function per component, for TRL to combine, and their weights.
-
-    Arguments as `as_reward_funcs`. Use this for `multi_objective_aggregation="normalize_then_sum"`.
-    The weights are for `GRPOConfig(reward_weights=...)`: without them, TRL would reward the wrong
-    direction of a score that is better when lower. The functions score a batch once between them. A
-    sample that fails in one component is None in all, because TRL would sum the others; TRL logs
-    `<component>/fail_rate` and `/zero_signal`.
-
-    Raises:
-        ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
-
-    Examples:
-        >>> from ctrlreward import CTRLEval, Perplexity
-        >>> scores = {"coherence": CTRLEval()["coherence"], "pp": Perplexity()["perplexity"]}
-        >>> functions, weights = as_component_funcs(scores)
-        >>> [function.__name__ for function in functions], weights
-        (['coherence', 'pp'], [1.0, -1.0])
-    """
-    reward = as_reward(reward)
-    if reward.weights is None:
-        raise ValueError(
-            "the reward is not a weighted sum, as TRL combines components: use as_reward_funcs"
-        )
-    cached, mapping = _CachedReward(reward), check_columns(columns, reward)
-    functions = [_Component(cached, mapping, name) for name in reward.weights]
-    return [*functions], list(reward.weights.values())
+    return RewardFuncs([RewardFunc(reward, check_columns(columns, reward), name)])
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, like functions
-class _RewardFunc:
-    """Base class of reward functions: objects instead of closures, which don't pickle."""
+class RewardFunc:
+    """The function of a reward: an object instead of a closure, which doesn't pickle."""
 
-    reward: Any  # `AnyReward` or `_CachedReward`
+    reward: AnyReward
     columns: Mapping[str, str]
     name: str
 
@@ -152,6 +101,10 @@ class _RewardFunc:
     def __name__(self) -> str:
         """The name in TRL's log."""
         return self.name
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Rewards:
+        rows, samples = self.samples(prompts, completions, given)
+        return self.logged(self.reward(samples), rows, samples, len(completions), given)
 
     def samples(
         self, prompts: Sequence[Any], completions: Sequence[Any], given: Mapping[str, Any]
@@ -201,63 +154,12 @@ class _RewardFunc:
             for name, values in batch.components.items()
         }
         signal = _zero_signal(batch.total, samples)
-        self.log({**valid, "fail_rate": batch.incomplete, "zero_signal": signal}, given)
-        return rewards
-
-    def log(self, columns: Mapping[str, npt.NDArray[Any]], given: Mapping[str, Any]) -> None:
-        """Log each value of each column."""
         if (log_metric := given.get("log_metric")) is not None:
-            for name, values in columns.items():
+            told = {**valid, "fail_rate": batch.incomplete, "zero_signal": signal}
+            for name, values in told.items():
                 for value in values.tolist():
                     log_metric(f"{self.name}/{name}", float(value))
-
-
-class _Total(_RewardFunc):
-    """Total of a reward."""
-
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Rewards:
-        rows, samples = self.samples(prompts, completions, given)
-        return self.logged(self.reward(samples), rows, samples, len(completions), given)
-
-
-class _AsyncTotal(_RewardFunc):
-    """Total of a reward that is scored on its background thread."""
-
-    async def __call__(
-        self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any
-    ) -> Rewards:
-        rows, samples = self.samples(prompts, completions, given)
-        batch = await asyncio.wrap_future(self.reward.submit(samples))
-        return self.logged(batch, rows, samples, len(completions), given)
-
-
-class _Component(_RewardFunc):
-    """One component of a reward that several functions share."""
-
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Rewards:
-        rows, samples = self.samples(prompts, completions, given)
-        batch = self.reward(samples)
-        values = batch.components[self.name]
-        signal = _zero_signal(np.where(batch.failed, np.nan, values), samples)
-        self.log({"fail_rate": np.isnan(values), "zero_signal": signal}, given)
-        return _spread(np.where(batch.failed, np.nan, values), rows, len(completions))
-
-
-class _CachedReward:
-    """A reward that keeps the last batch, for functions of several threads that score the same."""
-
-    def __init__(self, reward: AnyReward) -> None:
-        self.reward = reward
-        self.last: tuple[Samples, RewardBatch] | None = None
-
-    def __call__(self, samples: Samples) -> RewardBatch:
-        with locked(self):
-            if self.last is None or self.last[0] != samples:
-                self.last = (samples, self.reward(samples))
-            return self.last[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"reward": self.reward, "last": None}
+        return rewards
 
 
 def _zero_signal(values: Scores, samples: Samples) -> npt.NDArray[np.bool_]:

@@ -38,7 +38,6 @@ def watch(
     *,
     level: float = 0.05,
     tolerances: Mapping[str, float] | None = None,
-    weights: Sequence[float] | None = None,
 ) -> Watched:
     """Return the reward function with the same values and exceptions, logged and watched.
 
@@ -49,17 +48,16 @@ def watch(
     and ends it.
 
     Args:
-        reward: A reward function of TRL (`completions`, `prompts`, columns), verl (`compute_score`)
-            or OpenRLHF (`queries`, `prompts`, `labels`), also async; a `Reward`; or a list of
-            functions of TRL, whose weighted sum is the reward. Of other functions the first
-            argument is the completions, a text or a list.
+        reward: A `Reward`, or a reward function of TRL (`completions`, `prompts`, columns), verl
+            (`compute_score`) or OpenRLHF (`queries`, `prompts`, `labels`). Of other functions the
+            first argument is the completions, a text or a list.
         path: JSONL file for the metrics, besides TRL's log; an existing one is continued.
         level: Probability of any false alarm in the whole run.
         tolerances: Largest drift that doesn't matter, by statistic: see `DriftMonitor`.
-        weights: Weight of each function of a list, as in `GRPOConfig(reward_weights=...)`.
 
     Raises:
-        ValueError: An argument is out of range, or `weights` has another length than the list.
+        TypeError: A coroutine function, or a list of several: watch the `Reward` in it, or each.
+        ValueError: An argument is out of range.
 
     Examples:
         >>> def brevity(completions, **columns):
@@ -68,34 +66,24 @@ def watch(
         >>> watched.__name__, watched.alarms
         ('brevity', [])
     """
-    functions = reward if isinstance(reward, list) else [reward]
-    weights = [1.0] * len(functions) if weights is None else weights
-    if len(weights) != len(functions):
-        raise ValueError(f"weights must have {len(functions)} items, got {len(weights)}")
-    monitor = DriftMonitor(level, tolerances)
-    names = [_name_of(each) for each in functions]
-    names = [n if names.count(n) == 1 else f"{n}_{i + 1}" for i, n in enumerate(names)]
-    recorder = _Recorder(names, weights, monitor, path)
-    watched = [_watched(each, i, recorder) for i, each in enumerate(functions)]
-    return cast(Watched, watched if isinstance(reward, list) else watched[0])
-
-
-def _watched(reward: Any, index: int, recorder: _Recorder) -> Any:
+    function: Any = reward[0] if isinstance(reward, list) and len(reward) == 1 else reward
+    recorder = _Recorder(DriftMonitor(level, tolerances), path)
     if isinstance(reward, AnyReward):
-        copied = copy.copy(reward)  # of the same class, whose `__call__` and `submit` use `_score`
+        copied: Any = copy.copy(reward)  # of the same class, whose `__call__` uses `_score`
         score = functools.partial(_watched_score, reward, recorder)
         copied.__dict__.update(_score=score, alarms=recorder.monitor.alarms)
-        return copied
-    inner = _unwrapped(reward)
+        return cast(Watched, copied)
+    inner = _unwrapped(function)
     asynchronous = any(map(inspect.iscoroutinefunction, (inner, type(inner).__call__)))
-    return (_AsyncWatchedFunction if asynchronous else _WatchedFunction)(reward, index, recorder)
+    if asynchronous or not callable(function):
+        raise TypeError("reward must be a Reward or one function, and not a coroutine function")
+    return cast(Watched, _WatchedFunction(function, recorder))
 
 
 def _watched_score(reward: AnyReward, recorder: _Recorder, samples: Samples) -> RewardBatch:
     batch = reward._score(samples)
     prompts = samples.groups or samples.prompts or samples.prefixes
-    given = {"completions": samples.completions, "prompts": prompts}
-    recorder.record(0, batch, given)
+    recorder.record(batch, {"completions": samples.completions, "prompts": prompts})
     return batch
 
 
@@ -104,46 +92,31 @@ class _WatchedFunction:
 
     __wrapped__: Callable[..., Any]
 
-    def __init__(self, function: Callable[..., Any], index: int, recorder: _Recorder) -> None:
+    def __init__(self, function: Callable[..., Any], recorder: _Recorder) -> None:
         functools.update_wrapper(self, function, updated=())
-        self.__name__ = _name_of(function)
+        inner = _unwrapped(function)
+        self.__name__ = str(getattr(inner, "__name__", type(inner).__name__))  # as TRL logs it
         self.alarms = recorder.monitor.alarms
-        self._index, self._recorder = index, recorder
+        self._recorder = recorder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._recorded(self.__wrapped__(*args, **kwargs), args, kwargs)
-
-    def _recorded(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        self._recorder.record(self._index, result, kwargs, self.__wrapped__, args)
+        result = self.__wrapped__(*args, **kwargs)
+        self._recorder.record(result, kwargs, self.__wrapped__, args)
         return result
-
-
-class _AsyncWatchedFunction(_WatchedFunction):
-    """An asynchronous reward function with a recorder."""
-
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._recorded(await self.__wrapped__(*args, **kwargs), args, kwargs)
-
-    # `inspect` takes an object with these for a coroutine function.
-    __code__ = __call__.__code__
-    __defaults__ = __kwdefaults__ = None
 
 
 @dataclass(eq=False)
 class _Recorder:
-    """The log and the alarms that the functions of a list share."""
+    """The log and the alarms of a reward function."""
 
-    names: list[str]
-    weights: Sequence[float]
     monitor: DriftMonitor
     path: str | os.PathLike[str] | None
-    tables: dict[int, dict[str, list[Any]]] = field(default_factory=dict)  # of a step, by function
+    table: dict[str, list[Any]] = field(default_factory=dict)  # of a step
     steps: int = 0
     failed: bool = False
 
     def record(
         self,
-        index: int,
         result: Any,
         given: Mapping[str, Any],
         function: Any = None,
@@ -156,14 +129,12 @@ class _Recorder:
             names = inspect.signature(function).parameters if args else ()
             table = _table(result, {**dict(zip(names, args, strict=False)), **given})
             with locked(self):
-                whole = self.tables.setdefault(index, {name: [] for name in table})
-                for name, column in table.items():
-                    whole[name] += column
+                step = self.table or {name: [] for name in table}
+                self.table = {name: rows + table[name] for name, rows in step.items()}
                 least = SINGLE_SAMPLES if len(table["text"]) == 1 else 1
-                sizes = [len(each["text"]) for each in self.tables.values()]
-                if len(sizes) == len(self.names) and min(sizes) >= least:
-                    tables = [self.tables.pop(i) for i in range(len(self.names))]
-                    self._end_step(tables, given.get("log_metric"), given.get("trainer_state"))
+                if len(self.table["text"]) >= least:
+                    whole, self.table = self.table, {}
+                    self._end_step(whole, given.get("log_metric"), given.get("trainer_state"))
         except Exception as error:  # training is worth more than its log
             self.failed = True
             reason = f"{type(error).__name__}: {error}"
@@ -171,18 +142,12 @@ class _Recorder:
 
     def _end_step(
         self,
-        tables: Sequence[dict[str, list[Any]]],
+        table: dict[str, list[Any]],
         log_metric: Callable[[str, float], None] | None,
         state: Any,
     ) -> None:
-        prompts, texts = tables[0].pop("prompt"), tables[0].pop("text")
-        totals = np.array([table["reward"] for table in tables])
-        columns = {name: np.array(column) for name, column in tables[0].items()}
-        if len(tables) > 1:
-            names = [f"component/{name}" for name in self.names]
-            columns = dict(zip(names, totals, strict=True))
-        rewards = np.nansum(totals.T * self.weights, axis=1)  # as TRL adds them up
-        columns["reward"] = np.where(np.isnan(totals).all(axis=0), np.nan, rewards)
+        prompts, texts = table.pop("prompt"), table.pop("text")
+        columns = {name: np.array(column) for name, column in table.items()}
         values = {name: valid_mean(column) for name, column in columns.items()}
         values["fail_rate"] = float(np.isnan(columns["reward"]).mean())
         # The arguments do not tell whether TRL evaluates.
@@ -211,12 +176,6 @@ def _unwrapped(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return function
-
-
-def _name_of(function: Any) -> str:
-    """Return the name by which TRL logs a function."""
-    inner = _unwrapped(function)
-    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def _table(result: Any, given: Mapping[str, Any]) -> dict[str, list[Any]]:

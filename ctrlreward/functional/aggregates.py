@@ -5,13 +5,8 @@ Scores are float64. NaN, a failed score, makes the result NaN.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-
 import numpy as np
 import numpy.typing as npt
-
-from ctrlreward.functional.bootstrap import cluster_numbers
-from ctrlreward.functional.shaping import valid_group_means
 
 Values = npt.NDArray[np.float64]
 
@@ -53,25 +48,3 @@ def counted_where(
     loss = np.minimum(scores, 0.0) if higher_is_better else np.maximum(scores, 0.0)
     counted = np.where(condition >= at_least, scores, loss)
     return np.where(np.isnan(condition), np.nan, counted)
-
-
-def levelled_without_success(
-    scores: Values,
-    succeeded: npt.NDArray[np.bool_],
-    failed: npt.NDArray[np.bool_],
-    groups: Sequence[Hashable],
-) -> Values:
-    """Return scores in which all samples of a group without any success have its mean, (n,).
-
-    Samples that failed, and NaN, stay as they are and are left out of the mean.
-
-    Examples:
-        >>> scores = np.array([1.0, 3.0, 1.0, 3.0])
-        >>> succeeded, failed = np.array([[False, False, False, True], [False] * 4])
-        >>> levelled_without_success(scores, succeeded, failed, ["a", "a", "b", "b"])
-        array([2., 2., 1., 3.])
-    """
-    numbers, counted = cluster_numbers(groups), ~failed & ~np.isnan(scores)
-    means = valid_group_means(np.where(counted, scores, np.nan), numbers)
-    without_success = (np.bincount(numbers, succeeded) == 0)[numbers]
-    return np.where(counted & without_success, means, scores)

@@ -16,7 +16,7 @@ def describe(reward: Reward, block: Mapping[str, Any] | None = None) -> dict[str
     """Return what a client needs of a reward; loads no model.
 
     Data for JSON: of each component the `range`, null for no bound, and `required_columns`, column
-    → scorer that needs it; `derived`, the names of further columns; `given` and `given_group`, the
+    → scorer that needs it; `derived`, the names of further columns; `given`, the
     conditions; `fingerprint_id`, the `digest` of the YAML block that built the reward, or without
     one, of the other entries.
     """
@@ -29,7 +29,7 @@ def describe(reward: Reward, block: Mapping[str, Any] | None = None) -> dict[str
                 "score": c.name,
                 "higher_is_better": bool(c.spec.higher_is_better),
                 "range": [float(b) if math.isfinite(b) else None for b in c.spec.range],
-                "pointwise": c.scorer.pointwise and reward.given_group is None,
+                "pointwise": c.scorer.pointwise,
                 "of_groups": c.scorer.of_groups,
                 "required_columns": dict(c.scorer.required_columns((c.name,))),
             }
@@ -37,7 +37,6 @@ def describe(reward: Reward, block: Mapping[str, Any] | None = None) -> dict[str
         },
         "derived": list(reward.derived),
         "given": {name: list(condition) for name, condition in reward.given.items()},
-        "given_group": reward.given_group and list(reward.given_group),
         "aggregate": names.get(type(reward.aggregate), "custom"),  # type: ignore[arg-type]
         "weights": None if reward.weights is None else dict(reward.weights),
     }

@@ -126,12 +126,6 @@ class RemoteReward(AnyReward):
         return {name: tuple(each) for name, each in self.description["given"].items()}
 
     @property
-    def given_group(self) -> tuple[str, float] | None:  # type: ignore[override]
-        """The condition of groups, as in `Reward`."""
-        condition = self.description["given_group"]
-        return None if condition is None else tuple(condition)
-
-    @property
     def weights(self) -> dict[str, float] | None:  # type: ignore[override]
         """The weight of each component of a weighted reward; None with other aggregates."""
         weights: dict[str, float] | None = self.description["weights"]

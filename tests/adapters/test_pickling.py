@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from adapters.watched_functions import call
-from trl.trainer.utils import is_async_callable
 
 from ctrlreward import Reward, Samples
 from ctrlreward.adapters import openrlhf, trl, verl
@@ -75,12 +72,9 @@ def test_scores_are_the_same_in_another_process(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     calls = [(f, TRL) for f in trl.as_reward_funcs(reward, COLUMNS)]
-    calls += [(f, TRL) for f in trl.as_component_funcs(reward, COLUMNS)[0]]
-    calls += [(f, TRL) for f in trl.as_async_reward_funcs(reward, COLUMNS)]
     calls += [(openrlhf.as_reward_func(reward, "<end>", -9.0, COLUMNS), OPENRLHF)]
     calls += [(verl.as_compute_score(reward, -9.0, COLUMNS), VERL)]
     calls += [(verl.as_async_compute_score(reward, -9.0, COLUMNS, wait=0.01), VERL)]
-    assert is_async_callable(pickle.loads(pickle.dumps(calls[3][0])))  # what TRL itself asks
     assert inspect.iscoroutinefunction(pickle.loads(pickle.dumps(calls[-1][0])))
     Path("calls").write_bytes(pickle.dumps([pickle.dumps(each) for each in calls]))
     Path("script.py").write_text(SCRIPT)
@@ -93,25 +87,3 @@ def test_scores_are_the_same_in_another_process(
             assert numbers(there) == expected
             assert any(here)
     assert len(pickle.dumps(calls[0][0])) < 20_000  # the weights take 130,000
-
-
-def test_component_functions_score_a_batch_once_between_them(letters, monkeypatch) -> None:
-    """In threads, as TRL's asynchronous trainer runs them; and their copies."""
-    quick = type(letters).score_samples
-
-    def slow(self: Any, samples: Samples) -> Any:
-        time.sleep(0.1)
-        return quick(self, samples)
-
-    monkeypatch.setattr(type(letters), "score_samples", slow)
-    reward = Reward({"share": letters["share"], "length": letters["length"]})
-    functions, _ = trl.as_component_funcs(reward)
-    copies, counted = pickle.loads(pickle.dumps((functions, letters)))
-    for each, scorer in ((functions, letters), (copies, counted)):
-        scorer.scored.clear()
-        with ThreadPoolExecutor(4) as pool:
-            for text in ("ab", "aab"):
-                given = {"prompts": ["p"], "completions": [text]}
-                results = [pool.submit(function, **given) for function in each]
-                assert [r.result() for r in results] == [[text.count("a") / len(text)], [len(text)]]
-        assert [samples.texts for samples in scorer.scored] == [("ab",), ("aab",)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import pickle
-import threading
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from trl.rewards import (
 )
 
 from ctrlreward import Reward, Similarity, WordVectors
-from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
+from ctrlreward.adapters.trl import as_reward_funcs
 from ctrlreward.failures import ItemError
 from ctrlreward.huggingface import RewardCheckpoint
 from ctrlreward.samples import parse_conversation
@@ -54,20 +52,12 @@ def check_last_step(trainer: Any, totals: list[float], texts: list[str], name: s
     assert last[f"{name}/length"] == pytest.approx(np.mean([len(text) for text in valid]))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "build", "chat"),
-    [
-        ("GRPO", as_reward_funcs, False),
-        ("GRPO", as_async_reward_funcs, False),
-        ("RLOO", as_reward_funcs, False),
-        ("GRPO", as_reward_funcs, True),
-    ],
-)
+@pytest.mark.parametrize(("algorithm", "chat"), [("GRPO", False), ("RLOO", False), ("GRPO", True)])
 def test_training_uses_the_total_and_leaves_out_failed_samples(
-    train, reward, letters, algorithm, build, chat
+    train, reward, letters, algorithm, chat
 ) -> None:
     columns = {"labels": "tone"} if chat else {"labels": "tone", "prefixes": "prompt"}
-    functions = build(reward, columns, name="letters")
+    functions = as_reward_funcs(reward, columns, name="letters")
     copies = functions if chat else pickle.loads(pickle.dumps(functions))
     trainer = train(copies, chat=chat, algorithm=algorithm)
     assert trainer.state.global_step == 3
@@ -113,36 +103,27 @@ def test_trls_own_rewards_are_components(train) -> None:
         assert list(trainer._logs["extra"][f"ours/{name}"]) == values
 
 
-def test_wrong_answers_alone_teach_nothing(train) -> None:
-    """Completions of "ab" are right every other time, those of "cd" never; all differ in length."""
+def test_one_function_a_component(train) -> None:
+    """As for GDPO: each is normalised by itself, and logs its share of groups without signal."""
 
     def right(prompts: list[str], completions: list[str]) -> list[float]:
         return [float(p == "ab" and i % 2 == 0) for i, p in enumerate(prompts)]
 
-    def brief(texts: list[str]) -> list[float]:
+    def long(texts: list[str]) -> list[float]:
         return [0.1 * i for i in range(len(texts))]
 
-    for given_group, share in ((None, 0.0), ("right", 0.5)):
-        reward = Reward({"right": right, "brief": brief}, given_group=given_group)
-        trainer = train([as_reward_funcs(reward)])
-        wrong = np.array(trainer._logs["prompt"]) == "cd"
-        advantages = np.array(trainer._logs["advantages"])
-        assert (np.abs(advantages[wrong]) < 1e-2).all() == (given_group is not None)
-        assert (np.abs(advantages[~wrong]) > 0.1).all()
-        *_, last = (row for row in trainer.state.log_history if "reward" in row)
-        assert last["reward/zero_signal"] == last["frac_reward_zero_std"] == share
-        functions, weights = as_component_funcs(reward)  # GDPO
-        trainer = train(
-            functions,
-            reward_weights=weights,
-            multi_objective_aggregation="normalize_then_sum",
-        )
-        table = {name: np.array(values) for name, values in trainer._logs["rewards"].items()}
-        wrong = np.array(trainer._logs["prompt"]) == "cd"
-        assert (np.ptp(table["brief"][wrong]) == 0) == (given_group is not None)
-        *_, last = (row for row in trainer.state.log_history if "reward" in row)
-        assert last["right/zero_signal"] == 0.5
-        assert last["brief/zero_signal"] == share
+    reward = Reward({"right": right, "long": (long, 0.5)})
+    parts = [as_reward_funcs(part, name=name) for name, part in reward.components.items()]
+    trainer = train(
+        parts,
+        reward_weights=[*reward.weights.values()],
+        multi_objective_aggregation="normalize_then_sum",
+    )
+    table = {name: np.array(values) for name, values in trainer._logs["rewards"].items()}
+    assert table["long"] == pytest.approx(0.1 * np.arange(8))
+    *_, last = (row for row in trainer.state.log_history if "reward" in row)
+    assert last["reward"] == pytest.approx((table["right"] + 0.5 * table["long"]).mean())
+    assert (last["right/zero_signal"], last["long/zero_signal"]) == (0.5, 0.0)
 
 
 def test_decisions_on_the_metrics_of_trls_own_evaluation(train, reward, letters) -> None:
@@ -163,41 +144,11 @@ def test_decisions_on_the_metrics_of_trls_own_evaluation(train, reward, letters)
     assert list(shares.values()) == pytest.approx(expected)
 
 
-def test_weighted_components_add_up_to_the_total(train, reward) -> None:
-    functions, weights = as_component_funcs(reward, {"prefixes": "prompt"})
-    assert [function.__name__ for function in functions] == ["share", "length"]
-    trainer = train(functions, reward_weights=weights)
-    texts = texts_of(trainer)
-    totals = np.array([total_of(text) for text in texts])
-    assert np.isnan(totals).any()
-    # A failed sample has a length, but it is left out too.
-    assert np.isnan(trainer._logs["rewards"]["length"]).tolist() == np.isnan(totals).tolist()
-    *_, last = (row for row in trainer.state.log_history if "reward" in row)
-    assert last["reward"] == pytest.approx(np.nanmean(totals))
-    assert last["share/fail_rate"] == np.isnan(totals).mean()
-    assert last["length/fail_rate"] == 0
-
-
-def test_async_rewards_are_scored_concurrently(train) -> None:
-    """Each function returns only while the other one is scoring."""
-    barrier = threading.Barrier(2)
-
-    def met(texts: list[str]) -> list[float]:
-        barrier.wait(timeout=10)
-        return [1.0] * len(texts)
-
-    trainer = train([f for name in ("r0", "r1") for f in as_async_reward_funcs(met, name=name)])
-    *_, last = (row for row in trainer.state.log_history if "reward" in row)
-    assert (last["rewards/r0/mean"], last["rewards/r1/mean"], last["reward"]) == (1.0, 1.0, 2.0)
-
-
-@pytest.mark.parametrize("build", [as_reward_funcs, as_async_reward_funcs])
-def test_a_list_has_the_reward_and_other_functions(train, reward, build) -> None:
+def test_a_list_has_the_reward_and_other_functions(train, reward) -> None:
     def mine(completions: list[str], **columns: Any) -> list[float]:
         return [float(len(each)) for each in completions]
 
-    functions = build(reward, {"prefixes": "prompt"}, name="letters")
-    trainer = train([*functions, mine] if build is as_async_reward_funcs else [functions, mine])
+    trainer = train([as_reward_funcs(reward, {"prefixes": "prompt"}, name="letters"), mine])
     totals, lengths = (list(trainer._logs["rewards"][name]) for name in ("letters", "mine"))
     assert totals == pytest.approx([total_of(text) for text in texts_of(trainer)], nan_ok=True)
     assert lengths == [len(each) for each in trainer._logs["completion"]]
@@ -219,10 +170,6 @@ def test_a_row_without_a_value_has_no_reward(column: list[Any], expected: list[A
     texts, columns = ["broth", "soup"], {"sources": "original"}
     (plain,) = as_reward_funcs(SIMILARITY, columns)
     assert plain(["p"] * 2, texts, original=column) == expected
-    (part,), _ = as_component_funcs(SIMILARITY, columns)
-    assert part(["p"] * 2, texts, original=column) == expected
-    (awaited,) = as_async_reward_funcs(SIMILARITY, columns)
-    assert asyncio.run(awaited(["p"] * 2, texts, original=column)) == expected
 
 
 def test_samples_of_one_prompt_form_a_group(reward, letters) -> None:
@@ -264,13 +211,12 @@ def brevity(completions, prompts, labels, **kwargs):
     return [-len(completion) or None for completion in completions]
 
 
-@pytest.mark.parametrize("build", [as_reward_funcs, as_async_reward_funcs, as_component_funcs])
-def test_wrong_columns_are_named(build, reward) -> None:
+def test_wrong_columns_are_named(reward) -> None:
     for wrong, named in (({"lable": "tone"}, "lable"), ({"labels": "a", "label": "b"}, "labels")):
         with pytest.raises(ValueError, match=named):
-            build(reward, wrong)
+            as_reward_funcs(reward, wrong)
     with pytest.raises(ValueError, match="labels"):
-        build(brevity)
+        as_reward_funcs(brevity)
     (function,) = as_reward_funcs(reward, {"labels": "tone"})
     with pytest.raises(ValueError, match="tone"):
         function(prompts=["p"], completions=["a"], mood=["glad"])

@@ -137,5 +137,3 @@ def test_what_would_be_scored_wrong_is_an_error(reward, kinds) -> None:
     for build in (as_compute_score, as_async_compute_score):
         with pytest.raises(ValueError, match="kinds"):
             build(Reward({"kinds": kinds["kinds"]}), -9.0)
-        with pytest.raises(ValueError, match="given_group"):
-            build(Reward(dict(reward.components), given_group="share"), -9.0)

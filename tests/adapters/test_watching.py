@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import json
@@ -63,29 +62,13 @@ def test_errors_are_the_functions_and_its_own_one_warning(tmp_path, caplog) -> N
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
 
 
-def test_async_functions_stay_async(tmp_path) -> None:
-    watched = watch(functions.async_share, tmp_path / "log.jsonl")
-    assert inspect.iscoroutinefunction(watched)
-    assert asyncio.run(watched(completions=["ab", "b"])) == [0.5, None]
-    (row,) = rows_of(tmp_path / "log.jsonl")
-    assert row["watch/fail_rate"] == 0.5
-
-
 def test_statistics_by_hand(tmp_path) -> None:
     path = tmp_path / "run" / "watch.jsonl"
-    first, second = watch([functions.share, functions.brevity], path, weights=[1.0, 0.1])
-    given = {"prompts": PROMPTS, "completions": ["a a", "b b b b", "a b a b a b", "b"]}
-    first(**given)
-    assert not path.exists()  # a step ends when all functions were called
-    second(**given)
+    watch(functions.share, path)(PROMPTS, ["a a", "b b b b", "a b a b a b", "b"])
     (row,) = rows_of(path)
-    # share: 2/3, None, 3/11, None; brevity: -3, -7, -11, -1; TRL's sum leaves None out.
-    totals = np.array([2 / 3 - 0.3, -0.7, 3 / 11 - 1.1, -0.1])
     assert row["step"] == 1
-    assert row["watch/reward"] == pytest.approx(totals.mean())
-    assert row["watch/component/share"] == pytest.approx((2 / 3 + 3 / 11) / 2)
-    assert row["watch/component/brevity"] == -5.5
-    assert row["watch/fail_rate"] == 0.0
+    assert row["watch/reward"] == pytest.approx((2 / 3 + 3 / 11) / 2)
+    assert row["watch/fail_rate"] == 0.5
     assert row["watch/length"] == (3 + 3.5) / 2  # words: 2, 4; 6, 1
     # Trigrams "b b b" twice: 1/2; "aba", "bab" twice each: 1/2; too short: none. Mean over groups.
     assert row["watch/repetition"] == 0.5
@@ -170,7 +153,13 @@ def test_training_with_trl(train, reward, tmp_path) -> None:
     assert math.isfinite(evaluated["eval_watch/reward"])
 
 
-@pytest.mark.parametrize("wrong", [{"level": 5}, {"weights": [1, 2]}, {"tolerances": {"size": 1}}])
+@pytest.mark.parametrize("wrong", [{"level": 5}, {"tolerances": {"size": 1}}])
 def test_wrong_arguments(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         watch(functions.brevity, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [functions.async_share, [functions.share, functions.brevity]])
+def test_what_is_not_one_function(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="reward"):
+        watch(wrong)

@@ -10,11 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.functional.aggregates import (
-    counted_where,
-    levelled_without_success,
-    mean_minus_deviation,
-)
+from ctrlreward.functional.aggregates import counted_where, mean_minus_deviation
 
 numbers = st.floats(-100, 100)
 failing = st.one_of(numbers, st.just(math.nan))
@@ -47,22 +43,3 @@ def test_a_score_counts_where_its_condition_holds(rows, at_least: float, higher:
         else:
             gain = score if higher else -score
             assert value == (0 if gain > 0 else score)
-
-
-samples = st.tuples(failing, st.booleans(), st.booleans(), st.sampled_from("ab"))
-
-
-@given(st.lists(samples, min_size=1, max_size=8))
-def test_a_group_without_success_is_level(rows) -> None:
-    scores, succeeded, failed, groups = map(np.array, zip(*rows, strict=True))
-    level = levelled_without_success(scores, succeeded, failed, [*groups])
-    for value, (score, _, fails, group) in zip(level, rows, strict=True):
-        own = [row for row in rows if row[3] == group]
-        if fails or math.isnan(score) or any(row[1] for row in own):
-            np.testing.assert_equal(value, score)
-        else:
-            counted = [row[0] for row in own if not row[2] and not math.isnan(row[0])]
-            assert value == pytest.approx(statistics.fmean(counted))
-    for group in "ab":
-        if not succeeded[groups == group].any():
-            assert len({*level[(groups == group) & ~failed & ~np.isnan(scores)]}) <= 1

@@ -171,7 +171,7 @@ def test_conditions_and_ensembles_are_those_of_the_server(
     here = (
         Reward(components, MeanMinusDeviation(scales))
         if ensemble
-        else Reward(components, given={"length": ("letters", 1.0)}, given_group=("letters", 2.0))
+        else Reward(components, given={"length": ("letters", 1.0)})
     )
     remote = RemoteReward(live_server(here).url, expect=describe(here)["fingerprint_id"])
     texts, groups = ["soup", "", "tea", "foo", "tea"], ["a", "a", "a", "b", "b"]
@@ -180,7 +180,6 @@ def test_conditions_and_ensembles_are_those_of_the_server(
     lengths = remote["length"](samples)
     np.testing.assert_array_equal(lengths, here(samples).components["length"])
     assert (remote.derived, remote.given) == (here.derived, here.given)
-    assert remote.given_group == here.given_group
     with pytest.raises(RuntimeError, match="must be"):
         RemoteReward(remote.url, expect=describe(Reward(components))["fingerprint_id"])(samples)
     remote.release()
