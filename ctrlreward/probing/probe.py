@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-
 from ctrlreward.arguments import positive
 from ctrlreward.command_line.parser import command_parser
 from ctrlreward.command_line.reward_file import load_reward
-from ctrlreward.command_line.terminal import plain_console, user_errors
+from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
 from ctrlreward.files import json_text
 from ctrlreward.models.passages import passages
 from ctrlreward.probing.examination import TOTAL, Examination, examine
@@ -92,10 +90,9 @@ def print_examination(found: Examination) -> None:
     """Print the tables."""
     console = plain_console(None if sys.stdout.isatty() else 160)
     components = [name for name in found.length_correlation if name != TOTAL]
-    table = Table(title="degenerate - original", box=None, header_style="")
-    for name in ("probe", "total, 95 % interval", "wins", *components, "verdict"):
-        justify: Any = "left" if name in ("probe", "verdict") else "right"
-        table.add_column(name, justify=justify, no_wrap=name[:5] in ("probe", "total"))
+    numbers = ["total, 95 % interval", "wins", *components]
+    table = number_table(["probe"], numbers, title="degenerate - original", box=None)
+    table.add_column("verdict")
     for each in found.findings:
         change = each.change[TOTAL]
         ends = f"{change.low:+.3f} to {change.high:+.3f}"

@@ -219,18 +219,26 @@ def _by_column(
             f"{path} is one file: name the column of the systems with --by COLUMN (of "
             f"{', '.join(rows[0])}), or a second file"
         )
-    require_column(rows, by)
-    groups: dict[str, tuple[list[Row], list[str]]] = {}
-    for row, place in zip(rows, places, strict=True):
-        own = groups.setdefault(str(row.get(by)), ([], []))
-        own[0].append(row)
-        own[1].append(place)
+    groups = groups_of(rows, places, by)
     chosen = {name: groups[name] for name in names or groups if name in groups}
     if len(chosen) != 2:
         known = ", ".join(map(repr, [*groups][:5])) + (", …" if len(groups) > 5 else "")
         advice = "name two with --systems A B" if len(groups) > 2 else "two are needed"
         raise ValueError(f"{by} names {counted(len(groups), 'system')}, {known}: {advice}")
     return chosen
+
+
+def groups_of(
+    rows: Sequence[Row], places: Sequence[str], by: str
+) -> dict[str, tuple[list[Row], list[str]]]:
+    """Return the rows of each value of a column, and their places."""
+    require_column(rows, by)
+    groups: dict[str, tuple[list[Row], list[str]]] = {}
+    for row, place in zip(rows, places, strict=True):
+        own = groups.setdefault(str(row.get(by)), ([], []))
+        own[0].append(row)
+        own[1].append(place)
+    return groups
 
 
 def _pairing(

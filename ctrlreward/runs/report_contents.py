@@ -166,10 +166,9 @@ def _decisions(selection: Selection) -> dict[str, Any]:
 
 
 class Alarm(NamedTuple):
-    """First alarm of a run, the held-out key that fell ("" if unknown), and the reason."""
+    """First alarm of a run, and the reason."""
 
     step: int
-    fell: str
     reason: str
 
 
@@ -178,14 +177,12 @@ def _alarm(selection: Selection) -> Alarm | None:
 
     A run may have more than its files, for example values by prompt of a score of groups.
     """
-    if selection.alarm and selection.alarm.alarm and selection.rules.alarm:
-        reason = selection.alarm.alarm.reason
-        fell = next((key for key in selection.rules.alarm.modes if f"{key} " in reason), "")
-        return Alarm(selection.alarm.validation.step, fell, reason)
+    if (found := selection.alarm) and found.alarm:
+        return Alarm(found.validation.step, found.alarm.reason)
     for each in selection.run.steps:
         for key in (k for k, v in each.metrics.items() if k.endswith("guard/alarm") and v == 1):
             p_value = each.metrics.get(key.replace("alarm", "p_value"))
-            return Alarm(each.step, "", f"the run logged {key} = 1 (p = {number(p_value)})")
+            return Alarm(each.step, f"the run logged {key} = 1 (p = {number(p_value)})")
     return None
 
 
@@ -284,7 +281,10 @@ def _verdict(
     if steps and step not in (None, best):
         details.append(f"The texts after training are of step {step}, not of step {best}.")
     if alarm:
-        details = [*_moved(selection, alarm, phrases), *details]
+        details.append(f"A held-out score does not like what the reward likes: {alarm.reason}.")
+        for each in [p for p in phrases[:1] if p["last"] - p["first"] >= 0.1]:
+            shares = f"{100 * each['first']:.0f} % to {100 * each['last']:.0f} % of the texts"
+            details.append(f"The phrase that grew most is “{each['phrase']}”: from {shares}.")
     watched = rules.alarm or any(key.endswith("guard/alarm") for key in selection.run.keys)
     guard = ", and no alarm was raised" if watched else ", and no held-out score was watched"
     if not watched and any(row["judge"] for row in rows):
@@ -332,24 +332,6 @@ def _why_none(selection: Selection) -> str:
     monitor = rule.monitor if rule else "the score"
     why = f"a constraint excludes {missed} of" if missed else f"{monitor} is not finite at any of"
     return f"{why} {counted(count, 'validation')}"
-
-
-def _moved(
-    selection: Selection, alarm: Alarm, phrases: Sequence[Mapping[str, Any]]
-) -> Iterator[str]:
-    """Yield by what the reward was gamed."""
-    known = {each.validation.step: each.validation.metrics for each in selection.decided}
-    then, now = next(iter(known.values()), {}), known.get(alarm.step, {})
-    pair = [selection.rules.alarm.proxy if selection.rules.alarm else "", alarm.fell]
-    moved = [f"{k} went from {number(then.get(k))} to {number(now.get(k))}" for k in pair if k]
-    what = f": {', while '.join(moved)}" if moved else ""
-    yield f"The policy found texts that the reward likes and a held-out score does not{what}."
-    for each in phrases[:1]:
-        if each["last"] - each["first"] >= 0.1:
-            yield (
-                f"The phrase that grew most is “{each['phrase']}”: in {100 * each['first']:.0f} % "
-                f"of the texts at {each['since']}, in {100 * each['last']:.0f} % at {each['at']}."
-            )
 
 
 def _selected_change(selection: Selection) -> tuple[int, str]:

@@ -6,7 +6,7 @@ Belz (2025), https://arxiv.org/abs/2505.17043; the measures are in `functional/r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -21,7 +21,8 @@ from ctrlreward.functional.reproducibility import (
     compare_curves,
     compare_tables,
 )
-from ctrlreward.tables.columns import number_column, number_of, require_column
+from ctrlreward.runs.compare import groups_of
+from ctrlreward.tables.columns import number_column, number_of
 from ctrlreward.tables.rows import Row, read_placed
 
 _RUN = "run"  # the system of results that name none
@@ -79,7 +80,11 @@ def agreement(
             runs.append(_of_folder(path))
         else:
             rows, places = read_placed(path)
-            runs += [_of_rows(own, at) for own, at in _by_run(rows, places, by, names)]
+            groups = groups_of(rows, places, by) if by else {"": (rows, places)}
+            for name in names or groups:
+                if name not in groups:
+                    raise ValueError(f"{by} names no {name!r}, only {', '.join(groups)}")
+                runs.append(_of_rows(*groups[name], by))
     if len(runs) < 2:
         raise ValueError(f"--reproduction needs two or more runs, got {len(runs)}: {paths[0]}")
     studies = [name for name in runs[0].studies if all(name in run.studies for run in runs)]
@@ -126,28 +131,11 @@ def _of_folder(path: str) -> Results:
     return Results({"": last}, curves)
 
 
-def _by_run(
-    rows: Sequence[Row], places: Sequence[str], by: str | None, names: Sequence[str] | None
-) -> Iterator[tuple[list[Row], list[str]]]:
-    if by is None:
-        yield [*rows], [*places]
-        return
-    require_column(rows, by)
-    runs = [str(row.get(by)) for row in rows]
-    for name in names or dict.fromkeys(runs):
-        chosen = [i for i, run in enumerate(runs) if run == name]
-        if not chosen:
-            raise ValueError(f"{by} names no {name!r}, only {', '.join(dict.fromkeys(runs))}")
-        yield (
-            [{k: v for k, v in rows[i].items() if k != by} for i in chosen],
-            [places[i] for i in chosen],
-        )
-
-
-def _of_rows(rows: Sequence[Row], places: Sequence[str]) -> Results:
+def _of_rows(rows: Sequence[Row], places: Sequence[str], by: str | None) -> Results:
     studies: Studies = {}
     long = {"metric", "value"} <= rows[0].keys()
-    columns = ["value"] if long else [name for name in rows[0] if name not in ("system", "study")]
+    names = {"system", "study", by}
+    columns = ["value"] if long else [name for name in rows[0] if name not in names]
     numbers = {name: number_column(rows, name, places).tolist() for name in columns}
     for i, row in enumerate(rows):
         system = str(row.get("system") or _RUN)

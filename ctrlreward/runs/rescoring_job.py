@@ -22,7 +22,7 @@ from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.runs.folder import PREFIX, StoredRun, read_stored_run
 from ctrlreward.runs.select import RULE_OPTIONS, add_rule_options, select
 from ctrlreward.runs.stored_texts import READ_TEXTS, StoredTexts
-from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.scorers.parts import score_parts
 from ctrlreward.scorers.records import write_scored_samples
@@ -97,7 +97,10 @@ def rescore(
         if step in logged
     ]
     for _, _, stored in texts:
-        _check(reward, stored)
+        try:
+            check_samples(reward.components, stored.samples)
+        except ValueError as error:
+            raise ValueError(f"{stored.file}: {error}") from None
     for name, step, stored in texts:
         path = folder / "samples" / name / f"step={step:06d}.jsonl"
         digest = hashlib.sha256(json_line(stored.samples.columns()).encode()).hexdigest()[:16]
@@ -165,19 +168,6 @@ def _names_of(run: StoredRun) -> list[str]:
     logged = {*run.keys}
     rates = {name: {f"{name}/{FAIL_RATE}", f"{PREFIX}{name}/{FAIL_RATE}"} for name in run.samples}
     return [name for name in rates if rates[name] & logged] or list(run.samples)
-
-
-def _check(reward: AnyReward, stored: StoredTexts) -> None:
-    """Raise a ValueError if a component needs columns of texts that were not stored."""
-    try:
-        check_samples(reward.components, stored.samples)
-    except MissingColumn as error:
-        raise ValueError(
-            f"{stored.file} has no {JSON_KEYS.get(error.column, error.column)!r}, which "
-            f"{error.reader} needs"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{stored.file}: {error}") from None
 
 
 def has_total(reward: AnyReward) -> bool:
