@@ -66,34 +66,20 @@ Systems: TypeAlias = dict[str, dict[str, dict[Hashable, list[float]]]]
 
 
 class Comparison(NamedTuple):
-    """Two systems in one score.
-
-    Attributes:
-        score: Name of the score.
-        mode: Its better direction, None if unknown.
-        items: Number of items, which both systems have and in which none failed.
-        failed: Number of items in which a system failed; they are left out.
-        fail_rates: System → share of failed outputs, the mean over the items that both have.
-        fail_p_value: Two-sided p-value of the difference of the rates, by flips of signs.
-        means: System → mean.
-        difference: Mean of the first system minus the second.
-        low, high: Ends of its 95 % interval, infinite if there are too few items.
-        p_value: Two-sided, by flips of signs; NaN if each system has one value for all items.
-        detectable: Difference that this number of items shows with a power of 0.8.
-    """
+    """Two systems in one score, over the items that both have and in which none failed."""
 
     score: str
     mode: Mode | None
     items: int
-    failed: int
-    fail_rates: Mapping[str, float]
-    fail_p_value: float
+    failed: int  # items in which a system failed
+    fail_rates: Mapping[str, float]  # system → share of failed outputs, also of failed items
+    fail_p_value: float  # of the difference of the rates, two-sided, by flips of signs
     means: Mapping[str, float]
-    difference: float
-    low: float
+    difference: float  # first system minus second
+    low: float  # of the 95 % interval, infinite if there are too few items
     high: float
-    p_value: float
-    detectable: float
+    p_value: float  # two-sided; NaN if each system has one value for all items
+    detectable: float  # difference that this number of items shows with a power of 0.8
 
 
 def run(arguments: list[str]) -> None:

@@ -36,19 +36,11 @@ TEXTS = "texts"  # source of a run without a log
 
 @dataclass(frozen=True)
 class StoredStep:
-    """A step at which the run logged something.
-
-    Attributes:
-        step: Training step.
-        metrics: Key → value that was logged at this step, NaN if it was NaN or infinite. Values of
-            earlier steps are not repeated.
-        evidence: Key → value of each held-out prompt, shape (prompts,), as from
-            `GenerationScorer.evidence`; empty without files of samples, or if each step has others.
-    """
+    """A step at which the run logged something; values of earlier steps are not repeated."""
 
     step: int
-    metrics: Mapping[str, float]
-    evidence: Mapping[str, Scores] = field(default_factory=dict)
+    metrics: Mapping[str, float]  # NaN for infinity too
+    evidence: Mapping[str, Scores] = field(default_factory=dict)  # key → (prompts,), where compared
 
 
 @dataclass(frozen=True)

@@ -42,17 +42,11 @@ class Results(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """Agreement of n ≥ 2 runs in a study.
+    """Agreement of n ≥ 2 runs in a study."""
 
-    Attributes:
-        values: Metric → system → the value of each run, NaN where a run has none.
-        study: CV*, correlations and findings.
-        curves: Metric → correlation of the curves over the steps that all runs have.
-    """
-
-    values: Mapping[str, Mapping[str, Sequence[float]]]
+    values: Mapping[str, Mapping[str, Sequence[float]]]  # metric → system → value of each run
     study: StudyAgreement
-    curves: Mapping[str, Correlation]
+    curves: Mapping[str, Correlation]  # metric → over the steps that all runs have
 
 
 def agreement(

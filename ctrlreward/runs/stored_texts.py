@@ -37,30 +37,17 @@ _STEP = re.compile(
 
 @dataclass(frozen=True)
 class StoredTexts:
-    """Texts of a step; the texts of a prompt follow each other.
+    """Texts of a step; the texts of a prompt follow each other."""
 
-    Attributes:
-        file: The first file.
-        samples: The texts. Those of other trainers have prompts and groups.
-        scores: Name → score of each text, shape (texts,), NaN for a failed one.
-        by_prompt: Name → score of each prompt, shape (prompts,), and the fail rate.
-        counts: Number of texts of each prompt.
-        measure: Digest of what was measured: prompts and completions; of other trainers the
-            prompts.
-        ours: Whether the file is of this package, so that the log has the means of its scores.
-        held_out: Whether a `GenerationScorer` wrote the measure.
-        reasons: Name → a judge's reason for each text.
-    """
-
-    file: Path
-    samples: Samples
-    scores: Mapping[str, Scores]
-    by_prompt: Mapping[str, PromptScores]
-    counts: Sequence[int]
-    measure: str
-    ours: bool = False
-    held_out: bool = False
-    reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    file: Path  # the first one
+    samples: Samples  # of other trainers with prompts and groups
+    scores: Mapping[str, Scores]  # name → (texts,), NaN for a failed one
+    by_prompt: Mapping[str, PromptScores]  # name, and fail_rate → (prompts,)
+    counts: Sequence[int]  # texts of each prompt
+    measure: str  # digest of prompts and completions, of other trainers of the prompts
+    ours: bool = False  # so that the log has the means of the scores
+    held_out: bool = False  # a `GenerationScorer` wrote the measure
+    reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of a judge, by score
 
 
 def note_of(name: str, by_step: Mapping[int, StoredTexts]) -> tuple[str, bool]:
