@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -88,6 +90,9 @@ class CallbackMixin(Callback):
     ) -> None:
         """Release the resources of the run; after an error Lightning does not call `teardown`."""
         super().on_exception(trainer, pl_module, exception)
+        note = about_damage(trainer)
+        if note and note not in getattr(exception, "__notes__", []):
+            exception.add_note(note)
         self.release()
 
     def needs_validation(self, trainer: Trainer, stage: str) -> None:
@@ -107,3 +112,15 @@ class CallbackMixin(Callback):
 
     def release(self) -> None:
         """Free models and restore the module, after a run and after its error."""
+
+
+def about_damage(trainer: Trainer) -> str:
+    """Return that the checkpoint to resume from is damaged, and which others are there, or ""."""
+    path = Path(trainer.ckpt_path or "")
+    if not path.is_file() or zipfile.is_zipfile(path):
+        return ""
+    others = sorted(p.name for p in path.parent.glob("*.ckpt") if zipfile.is_zipfile(p))
+    return (
+        f"{path} is damaged or was cut off at {path.stat().st_size} bytes. Resume from "
+        f"{', '.join(others) or 'another checkpoint'}, or start again."
+    )

@@ -82,12 +82,12 @@ async def awaited(completions: list[str]) -> list[float]:
 
 DISTINCT = cr.Distinct()["distinct_2"]
 MISTAKES: dict[str, Callable[[], object]] = {
-    "RewardEarlyStopping .*'strict'": lambda: RewardEarlyStopping("score/a", strict=True),
-    "RewardCheckpoint .*save_weights": lambda: RewardCheckpoint("a", save_weights_only=True),
-    "'save_top_k'": lambda: RewardCheckpoint("score/a", top_k=2),
-    "ProxyGuard .*'margin'": lambda: ProxyGuard("score/a", "score/b", margins=0.1),
-    "'top_k'": lambda: of_trainer.RewardCheckpoint("score/a", save_top_k=2),
-    "RewardEarlyStopping .*'patience'": lambda: of_trainer.RewardEarlyStopping("a", patienc=2),
+    "'strict'": lambda: RewardEarlyStopping("score/a", strict=True),
+    "'save_weights_only'": lambda: RewardCheckpoint("a", save_weights_only=True),
+    "'top_k'": lambda: RewardCheckpoint("score/a", top_k=2),
+    "'margins'": lambda: ProxyGuard("score/a", "score/b", margins=0.1),
+    "'save_top_k'": lambda: of_trainer.RewardCheckpoint("score/a", save_top_k=2),
+    "'patienc'": lambda: of_trainer.RewardEarlyStopping("a", patienc=2),
     "scores .*mapping.*list": lambda: GenerationScorer([DISTINCT], TEXTS),  # type: ignore[arg-type]
     "scores .*mapping.*Distinct": lambda: GenerationScorer(cr.Distinct(), TEXTS),  # type: ignore[arg-type]
     "scores .*mapping.*Samples": lambda: GenerationScorer(cr.Samples(TEXTS), {"a": DISTINCT}),  # type: ignore[arg-type, dict-item]

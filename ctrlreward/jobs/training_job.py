@@ -22,6 +22,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException, SI
 from transformers.utils import logging as transformers_logging
 
 from ctrlreward.callbacks import HistoryLogger
+from ctrlreward.callbacks.base_callback import about_damage
 from ctrlreward.command_line.config_files import with_extended
 from ctrlreward.command_line.parser import ExampleFormatter, import_scorers
 from ctrlreward.command_line.terminal import examples_epilog, user_errors
@@ -129,6 +130,8 @@ def run_job(arguments: Sequence[str]) -> None:
         except Exception as error:
             if type(error).__module__.startswith("wandb."):  # no key, no network
                 _fail(f"{error} Without an account, set WANDB_MODE=offline.")
+            if note := about_damage(trainer):
+                _fail(f"{note} ({' '.join(f'{type(error).__name__}: {error}'.split())})")
             if isinstance(error, OSError) and (notes := getattr(error, "__notes__", [])):
                 _fail(" ".join([f"{error}.", *notes]))  # a full disk
             raise

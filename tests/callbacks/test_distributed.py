@@ -68,7 +68,7 @@ def test_two_ranks_decide_log_and_write_the_same_as_one(module_folder, seen, tmp
     draws = zip(first["drawn"], second["drawn"], strict=True)
     assert all(one != other for one, other in draws)
     assert tree(both) == tree(tmp_path)  # adapters are of rank 0
-    assert len(tree(both)) == 13
+    assert len(tree(both)) == 12
     logs = [next(folder.rglob("samples")).parent for folder in (both, tmp_path)]
     for name in ("before", "after"):
         assert (both / f"{name}.jsonl").read_text() == (tmp_path / f"{name}.jsonl").read_text()
