@@ -79,7 +79,6 @@ class BeforeAfter(RestoresItself, Comparison, TrainerCallback):
         return self._generator.generate(self.prompts, self.generations_per_prompt, self.seed)
 
     def _facts(self, args: Arguments, state: State) -> dict[str, Any]:
-        """Return steps, reason of the stop, and the selection."""
         callbacks = self.trainer.callback_handler.callbacks
         keeper = next((each for each in callbacks if isinstance(each, RewardCheckpoint)), None)
         stops = [each.state for each in callbacks if isinstance(each, RewardEarlyStopping)]

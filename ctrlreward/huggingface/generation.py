@@ -159,7 +159,6 @@ class GenerationScorer(RestoresItself, HeldOutScorer, TrainerCallback):
         metrics.update(logged)
 
     def _evaluate(self, args: Arguments, state: State) -> dict[str, float]:
-        """Return the metrics, with the prefix of evaluations, and log them."""
         samples = self._generator.generate(self.prompts, self.generations_per_prompt, self.seed)
         kind = "" if self._training else "evaluate-"  # the texts of training stay
         path = self.folder / f"{kind}step={state.global_step:06d}.jsonl"

@@ -226,7 +226,6 @@ class AlarmRule:
         return replace(state, references=references, tests=k), p_value, reason
 
     def _rise(self, before: Validation, now: Validation) -> float:
-        """Return the p-value of a rise of the proxy."""
         sign, key = self.signs[self.proxy], self.proxy
         # Without scores by prompt, its mean decides.
         rows = before.paired(now, key)
@@ -235,7 +234,6 @@ class AlarmRule:
         return rise_p_value(sign * rows[0], sign * rows[1])
 
     def _decline(self, key: str, before: Floats, after: Floats) -> float:
-        """Return the p-value of a decline of a held-out metric by more than its margin."""
         margin = self.margin.get(key) if isinstance(self.margin, Mapping) else self.margin
         if margin is None:
             valid = before[np.isfinite(before)]

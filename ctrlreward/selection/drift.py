@@ -121,7 +121,6 @@ class DriftMonitor:
         return {"length": valid_mean(lengths), "repetition": valid_mean(repeated)}, new
 
     def _compare(self, step: int) -> list[DriftAlarm]:
-        """Return the alarms of the block that has ended."""
         self._tests += 1
         share = level_of_test(1.0, self._tests)
         pairs = [(a[1], b[1]) for a, b in zip(self._reference, self._block, strict=False)]

@@ -26,12 +26,7 @@ Points: TypeAlias = Mapping[int, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class ParetoState(State):
-    """Checkpoints judged so far.
-
-    Attributes:
-        kept: Checkpoints on the front, oldest first.
-        pruned: Dominated checkpoints.
-    """
+    """Checkpoints judged so far: on the front, oldest first, and dominated."""
 
     kept: Points = field(default_factory=dict)
     pruned: Points = field(default_factory=dict)

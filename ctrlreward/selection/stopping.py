@@ -34,9 +34,7 @@ class StopState(State):
 
     Attributes:
         best: Best score so far; before the first, minus infinity (plus infinity for mode "min").
-        wait_count: Number of scores in a row that did not improve.
         stopped_by: Cause of the stop, one of the constants of this module; None before.
-        stopping_reason: Reason for the stop in words, "" before.
         stopped_step: Step of the stop, -1 before.
         leader: Validation of `best` with scores by prompt, or None.
         compared: Number of validations with scores by prompt, without the first; -1 before it.
@@ -232,5 +230,4 @@ class StopRule:
 
 
 def _is_shown(difference: PairedDifference, sign: float) -> bool:
-    """Return whether a difference is shown to have this sign."""
     return difference.low > 0 if sign > 0 else difference.high < 0
