@@ -63,10 +63,11 @@ def parse_only(arguments: list[str]) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         if arguments[:1] == ["train"]:
+            from ctrlreward.command_line.config_files import with_extended
             from ctrlreward.jobs.training_job import TrainCLI, build
 
             patch.setattr(TrainCLI, "instantiate_classes", lambda self: None)
-            build(arguments[1:])
+            build(with_extended(arguments[1:]))
         else:
             for parser in (ArgumentParser, argparse.ArgumentParser):
                 patch.setattr(parser, "parse_args", stopped(parser.parse_args))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -19,10 +21,16 @@ SCORERS = sorted({*dir(scorers)} - _BASES)
 
 # Mappings whose options a file may set in part; other mappings are values.
 _GROUPS = (
-    *("model", "data", "trainer", "reward", "init_args", "values"),
+    *("model", "data", "trainer", "reward", "init_args", "values", "smoke"),
     *("generation", "optimizer", "lora"),
 )
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
+
+# Of every smoke run.
+_SMOKE: dict[str, Any] = {
+    **{f"trainer.limit_{stage}_batches": 2 for stage in ("train", "val", "test")},
+    **{f"trainer.{name}": 1 for name in ("max_epochs", "val_check_interval", "log_every_n_steps")},
+}
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -87,6 +95,8 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
             continue
         result[key] = new
         if isinstance(old, Mapping) and isinstance(new, Mapping):
+            if "class_path" in old and not _OF_CLASSES & new.keys():
+                new = {"init_args": new}
             same_class = new.get("class_path", old.get("class_path")) == old.get("class_path")
             if same_class and (key in _GROUPS or "class_path" in old):
                 result[key] = _merged(old, new)
@@ -114,37 +124,30 @@ def resolved(
 
 
 def with_extended(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with each configuration as `read_job` returns it, and `${...}` filled in.
+    """Return arguments with all configurations as one, merged and with `${...}` filled in.
 
-    A name means a value of all configurations, laid over each other, or of an option. The options
-    `--values.labels` and the like are for names alone. Options come last, since they have priority.
+    `--values.labels` and the like replace values, for names alone. With `--smoke`, so do the dotted
+    keys under `smoke:`, after those of every smoke run.
     """
-    paths: list[str] = []
-    changes: dict[str, Any] = {}
-    options: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        option, equals, value = argument.partition("=")
-        is_config, is_value = option in ("--config", "-c"), option.startswith("--values.")
-        if is_config or is_value or option == "--trainer.default_root_dir":
-            value = value if equals else next(rest, "")
-            argument = f"{option}={value}"
-        if is_config:
-            paths.append(value)
-            continue
-        if is_value or option == "--trainer.default_root_dir":
-            changes[option.removeprefix("--")] = yaml.safe_load(value)
-        if not is_value:
-            options.append(argument)
-    contents = [read_job(path) for path in paths]
-    root = reduce(_merged, contents, {"own": [contents, options]})
-    contents, options = resolved(root, changes)["own"]
-    configs: list[str] = []
-    for path, content in zip(paths, contents, strict=True):
-        content.pop("values", None)
-        as_written = content == read_config(path)
-        configs += ["--config", path if as_written else yaml.safe_dump(content, sort_keys=False)]
-    return configs + options
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-c", "--config", action="append", default=[])
+    parser.add_argument("--smoke", action="store_true")
+    words = {argument.partition("=")[0] for argument in arguments}
+    for word in sorted(words):
+        if word.startswith("--values.") or word == "--trainer.default_root_dir":
+            parser.add_argument(word)
+    if arguments and not arguments[0].startswith("-"):
+        arguments = ["--config", *arguments]
+    given, options = parser.parse_known_args(arguments)
+    changes = {key: yaml.safe_load(v) for key, v in vars(given).items() if "." in key}
+    content = reduce(_merged, map(read_job, given.config), {})
+    smoke = content.pop("smoke", {})
+    if given.smoke:
+        folder = {"trainer.default_root_dir": tempfile.mkdtemp(prefix="ctrlreward-smoke-")}
+        changes = {**_SMOKE, **folder, **smoke, **changes}
+    content = resolved(content, changes)
+    content.pop("values", None)
+    return ["--config", yaml.safe_dump(content, sort_keys=False), *options] if content else options
 
 
 def read_reward(path: Path) -> dict[str, Any]:

@@ -31,8 +31,8 @@ def run(arguments: list[str]) -> None:
     """List recipes, print one, or copy it."""
     parser = plain_parser("ctrlreward recipes", _DESCRIPTION, _EXAMPLES)
     actions = parser.add_subparsers(dest="action", required=True, metavar="{ls,show,copy}")
-    purpose = "print each recipe with its task, and its time where it is known"
-    actions.add_parser("ls", aliases=["list"], help=purpose, description=purpose)
+    purpose = "print each recipe with its task"
+    actions.add_parser("ls", help=purpose, description=purpose)
     purpose = "print a recipe, and what it extends, as one file"
     show = actions.add_parser("show", help=purpose, description=purpose)
     purpose = "copy a recipe, and what it extends, as one file"
@@ -56,26 +56,15 @@ def recipe_files() -> dict[str, Path]:
 
 
 def recipe_file(name: str) -> Path:
-    """Return the file of a recipe, given its name or a path that ends in it."""
+    """Return the file of a recipe, given its name."""
     files = recipe_files()
-    stem = name.removesuffix(".yaml").rpartition("/")[2]
-    if stem not in files:
+    if name not in files:
         raise ValueError(f"No such recipe: {name!r}. 'ctrlreward recipes ls' lists them.")
-    return files[stem]
-
-
-def task_and_time(file: Path) -> tuple[str, str]:
-    """Return the first sentence of the comment at the head of a file, and what it says of time."""
-    head = re.match(r"(?:# .*\n)*", file.read_text(encoding="utf-8"))
-    # Commands in the comment are indented.
-    text = " ".join(head[0].partition("\n#  ")[0].replace("# ", "").split()) if head else ""
-    sentences = re.split(r"(?<=[.?]) (?=[A-Z])", text)
-    time = next((each for each in sentences if each.startswith("Takes ")), "")
-    return sentences[0].rstrip(".:"), time.removeprefix("Takes ").rstrip(".")
+    return files[name]
 
 
 def list_recipes() -> None:
-    """Print a line for each recipe, by folder."""
+    """Print the first sentence of each recipe, by folder."""
     files = recipe_files()
     width = max(map(len, files)) + 2
     folder = ""
@@ -83,8 +72,14 @@ def list_recipes() -> None:
         if file.parent.name != folder:
             folder = file.parent.name
             print(f"{folder}:")
-        task, time = task_and_time(file)
-        print(f"  {name:<{width}}{task}{f' [{time}]' if time else ''}")
+        comment = _comment(file.read_text(encoding="utf-8")).replace("# ", "").replace("\n", " ")
+        print(f"  {name:<{width}}{comment.partition('. ')[0].rstrip(' .')}")
+
+
+def _comment(text: str) -> str:
+    """Return the comment at the head of a file."""
+    head = re.match(r"(?:#.*\n)*", text)
+    return head[0] if head else ""
 
 
 def recipe_text(name: str) -> str:
@@ -96,8 +91,7 @@ def recipe_text(name: str) -> str:
     text, content = file.read_text(encoding="utf-8"), read_job(file)
     if content == read_config(file):
         return text
-    head = re.match(r"(?:#.*\n)*", text)
-    return (head[0] if head else "") + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return _comment(text) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def copy_recipe(name: str, folder: Path) -> None:

@@ -14,27 +14,22 @@ DESCRIPTION = f"""Run a training job from a YAML file, such as those in
 {EXAMPLE.parent.parent}.
 
 Every key of the file is also an option, and so is what it has under values, as YAML; --ckpt_path
-last resumes the last run. 'ctrlreward train CONFIG --help' lists the options of a file's classes
-and of Lightning's Trainer."""
-EXAMPLES = [f"{COMMAND} {EXAMPLE} --trainer.max_steps=10"]
-SMOKE = "try all parts in two steps with a few texts, in a temporary folder"
-CKPT_PATH = "checkpoint to resume from; 'last' is the last one of this run"
+last resumes the last run; --smoke tries all parts in two steps with the sizes under smoke, in a
+temporary folder. 'ctrlreward train CONFIG --help' lists the options of a file's classes and of
+Lightning's Trainer."""
+EXAMPLES = [f"{COMMAND} {EXAMPLE} --trainer.max_steps=10", f"{COMMAND} {EXAMPLE} --smoke"]
 
 
 def run(arguments: list[str]) -> None:
     """Run a training job; a help without a file, and a file that is absent, need no PyTorch."""
     if arguments in (["--help"], ["-h"]):
         parser = plain_parser(COMMAND, DESCRIPTION, EXAMPLES)
-        parser.add_argument("config", metavar="CONFIG", nargs="+", help="YAML files")
-        parser.add_argument("--smoke", action="store_true", help=SMOKE)
-        parser.add_argument("--ckpt_path", help=CKPT_PATH)
+        parser.add_argument("config", metavar="CONFIG", help="YAML file; others by --config")
         parser.parse_args(arguments)
     try:
         if not arguments:
             raise ValueError(f"the configuration is missing: {COMMAND} {EXAMPLE}")
-        if not arguments[0].startswith("-"):
-            arguments = ["--config", *arguments]
-        with_extended(arguments)  # before PyTorch is imported, which takes many times as long
+        options = with_extended(arguments)  # before PyTorch is imported, which takes longer
     except (ValueError, OSError) as error:
         name = Path(str(error).removeprefix("No such file: ")).stem
         is_recipe = isinstance(error, OSError) and name in recipe_files()
@@ -43,4 +38,4 @@ def run(arguments: list[str]) -> None:
         raise SystemExit(2) from None
     from ctrlreward.jobs.training_job import run_job
 
-    run_job(arguments)
+    run_job(options)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-import platform
-import shlex
 import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from datetime import datetime
-from importlib.metadata import version
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -23,13 +19,11 @@ from transformers.utils import logging as transformers_logging
 
 from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.callbacks.base_callback import about_damage
-from ctrlreward.command_line.config_files import with_extended
-from ctrlreward.command_line.parser import ExampleFormatter, import_scorers
+from ctrlreward.command_line.parser import CommandParser, ExampleFormatter, import_scorers
 from ctrlreward.command_line.terminal import examples_epilog, user_errors
 from ctrlreward.extras import import_extra
-from ctrlreward.files import hold, json_text, write_whole
-from ctrlreward.jobs import smoke
-from ctrlreward.jobs.train import CKPT_PATH, COMMAND, DESCRIPTION, EXAMPLES, SMOKE
+from ctrlreward.files import hold
+from ctrlreward.jobs.train import COMMAND, DESCRIPTION, EXAMPLES
 from ctrlreward.runs.report import write_report
 
 # A folder with one of these has a run.
@@ -38,49 +32,33 @@ _SIGNS = ("metrics.jsonl", "summary.json")
 # machines that mount it. The system frees it when the process ends.
 _LOCK = ".ctrlreward.lock"
 
-# Warnings at every start that a user can't act on.
-_KNOWN_WARNINGS = (
-    ".*args parameter is intended to run.*",  # the command's name is already removed
-    ".*does not have many workers.*",  # prompts need no worker processes
-    ".*overridden `transfer_batch_to_device`.*",  # batches of text stay on the CPU
-    ".*is_gradient_checkpointing.*",  # between transformers and Lightning
-    "Checkpoint directory .* exists and is not empty.*",  # of every resumed run
-    ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
-)
+# Warnings at every start that a user can't act on: the command's name is already removed, prompts
+# need no worker processes, batches of text stay on the CPU.
+_KNOWN_WARNINGS = ".*(args parameter is int|does not have many w|overridden `transfer_batch_to_d)"
 
 
-class TrainParser(LightningArgumentParser):
-    """Lightning's parser, also of classes, without abbreviations."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
+class TrainParser(CommandParser, LightningArgumentParser):
+    """Lightning's parser, also of classes, as `CommandParser` is."""
 
 
 class TrainCLI(LightningCLI):
     """Lightning's command line for `Trainer.fit`, with model, data and callbacks by class path."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add `--ckpt_path` and `--smoke`."""
-        parser.add_argument("--ckpt_path", type=str | None, default=None, help=CKPT_PATH)
-        parser.add_argument("--smoke", action="store_true", help=SMOKE)
+        help = "checkpoint to resume from; 'last' is the last one of this run"
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help=help)
 
     def before_instantiate_classes(self) -> None:
-        """Shrink a smoke run, and raise before building anything if a logger is missing."""
-        if self.config.smoke:
-            self.config = smoke.shrink(self.config)
+        """Raise before building anything if a logger is missing."""
         if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
             import_extra("wandb", "WandbLogger")
 
 
-def build(arguments: Sequence[str]) -> TrainCLI:
-    """Build trainer, model and data from the arguments of `ctrlreward train` without training."""
+def build(options: Sequence[str]) -> TrainCLI:
+    """Build trainer, model and data from options of `with_extended` without training."""
     import_scorers()
-    if not arguments[0].startswith("-"):
-        arguments = ["--config", *arguments]
-    if "--smoke" in arguments:
-        arguments = [*arguments, *smoke.options()]
     return TrainCLI(
-        args=with_extended(arguments),
+        args=[*options],
         run=False,
         seed_everything_default=0,
         subclass_mode_model=True,
@@ -98,14 +76,16 @@ def build(arguments: Sequence[str]) -> TrainCLI:
     )
 
 
-def run_job(arguments: Sequence[str]) -> None:
-    """Run a training job; see `train.run`."""
-    for message in _KNOWN_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
+def run_job(options: Sequence[str]) -> None:
+    """Run a training job by options of `with_extended`."""
+    warnings.filterwarnings("ignore", message=_KNOWN_WARNINGS)
     transformers_logging.disable_progress_bar()  # models load in a second
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # of unused kernels
-    with _user_errors():
-        cli = build(arguments)
+    with user_errors():
+        try:
+            cli = build(options)
+        except MisconfigurationException as error:
+            raise ValueError(str(error)) from None
     trainer, checkpoint = cli.trainer, cli.config.ckpt_path
     resumed = checkpoint is not None
     named = not resumed or checkpoint in ("best", "last", "hpc") or "://" in checkpoint
@@ -114,10 +94,8 @@ def run_job(arguments: Sequence[str]) -> None:
     # Not for a trial run, which writes nothing, and not on other ranks.
     writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
     with ExitStack() as held:
-        if writes:
-            with _user_errors():
-                held.enter_context(run_folders(trainer, resumed))
-                _write_provenance(Path(trainer.default_root_dir), arguments)
+        with user_errors():
+            held.enter_context(run_folders(trainer, resumed) if writes else nullcontext())
         try:
             # Lightning would run what the checkpoint of an address has pickled.
             trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
@@ -128,8 +106,6 @@ def run_job(arguments: Sequence[str]) -> None:
         except subprocess.CalledProcessError as error:  # from a model that is trained first
             _fail(f"{' '.join(map(str, error.cmd))} failed, see above")
         except Exception as error:
-            if type(error).__module__.startswith("wandb."):  # no key, no network
-                _fail(f"{error} Without an account, set WANDB_MODE=offline.")
             if note := about_damage(trainer):
                 _fail(f"{note} ({' '.join(f'{type(error).__name__}: {error}'.split())})")
             if isinstance(error, OSError) and (notes := getattr(error, "__notes__", [])):
@@ -137,8 +113,6 @@ def run_job(arguments: Sequence[str]) -> None:
             raise
         if writes:
             _write_report(Path(trainer.default_root_dir))
-    if "--smoke" in arguments and trainer.is_global_zero:
-        print(f"smoke run: {trainer.default_root_dir}", file=sys.stderr)
 
 
 @contextmanager
@@ -166,17 +140,6 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
         yield
 
 
-def _write_provenance(folder: Path, arguments: Sequence[str]) -> None:
-    """Write command, time and versions of a run to `provenance.json`."""
-    packages = ("ctrlreward", "torch", "transformers", "peft", "pytorch-lightning")
-    content = {
-        "command": f"{COMMAND} {shlex.join(arguments)}",
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
-    }
-    write_whole(folder / "provenance.json", json_text(content))
-
-
 def _write_report(folder: Path) -> None:
     """Write the run's `report.html`."""
     try:
@@ -184,16 +147,6 @@ def _write_report(folder: Path) -> None:
         print(f"report: {folder / 'report.html'}", file=sys.stderr)
     except Exception as error:  # the run is saved: an error in its report must not make it fail
         print(f"no report: {type(error).__name__}: {error}", file=sys.stderr)
-
-
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    """Print errors in the user's input, by us or by Lightning, and exit with status 2."""
-    with user_errors():
-        try:
-            yield
-        except MisconfigurationException as error:
-            raise ValueError(str(error)) from None
 
 
 def _fail(message: str) -> NoReturn:

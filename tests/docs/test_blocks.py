@@ -32,6 +32,7 @@ from transformers import AutoModelForCausalLM
 
 from ctrlreward import WordVectors
 from ctrlreward.cli import main
+from ctrlreward.command_line.config_files import with_extended
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.jobs.training_job import build
 from ctrlreward.scorers import Rubric, Task
@@ -251,7 +252,7 @@ def test_yaml(block: Block, workplace: None) -> None:
     file = Path("block.yaml")
     file.write_text(block.code)
     if keys <= {"model", "data", "trainer"}:  # laid over a whole configuration
-        build(["--config", str(EXAMPLE), "--config", str(file)])
+        build(with_extended(["--config", str(EXAMPLE), "--config", str(file)]))
     elif "extends" in keys:
         content = yaml.safe_load(block.code)
         (extended,) = (ROOT / "configs").rglob(content["extends"])
@@ -267,6 +268,6 @@ def test_yaml(block: Block, workplace: None) -> None:
         build_reward(file)
     elif keys == {"reward"}:  # of a module, in a recipe
         file.write_text(yaml.safe_dump({"model": {"init_args": yaml.safe_load(block.code)}}))
-        build(["--config", str(EXAMPLE), "--config", str(file)])
+        build(with_extended(["--config", str(EXAMPLE), "--config", str(file)]))
     else:
         pytest.fail(f"no command reads a YAML file with the keys {', '.join(keys)}")

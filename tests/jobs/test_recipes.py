@@ -16,6 +16,7 @@ from ctrlreward.command_line.config_files import (
     read_job,
     read_reward,
     resolved,
+    with_extended,
 )
 from ctrlreward.jobs.recipes import recipe_files, recipe_text
 from ctrlreward.jobs.training_job import TrainCLI, build
@@ -34,13 +35,15 @@ EXTENDING = [name for name, file in recipe_files().items() if "\nextends: " in f
 def test_the_merged_file_is_the_same_job(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the parser, which merges the files itself where they are not; `serve` reads its reward."""
+    """By the parser; `serve` reads its reward."""
     monkeypatch.setattr(TrainCLI, "instantiate_classes", lambda self: None)
     merged = tmp_path / "merged.yaml"
     merged.write_text(recipe_text(name))
     content = read_config(merged)
-    assert content.keys() <= {"seed_everything", "model", "data", "trainer", "values"}
-    first, second = (build([str(path)]) for path in (recipe_files()[name], merged))
+    assert content.keys() <= {"seed_everything", "model", "data", "trainer", "values", "smoke"}
+    first, second = (
+        build(with_extended(["--config", str(path)])) for path in (recipe_files()[name], merged)
+    )
     dumps = [
         yaml.safe_load(cli.parser.dump(cli.config, skip_validation=True)) for cli in (first, second)
     ]

@@ -12,7 +12,7 @@ import pytest
 import wandb
 
 from ctrlreward.cli import main
-from ctrlreward.command_line.config_files import read_config
+from ctrlreward.command_line.config_files import read_config, with_extended
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import TrainCLI, build
 
@@ -50,10 +50,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_configuration_has_a_smoke_run(
     job: list[Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In two steps with few texts, and with nothing but its folder to write into."""
+    """In two steps, and with nothing but its folder to write into."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(TrainCLI, "instantiate_classes", lambda self: None)  # needs data
-    cli = build([*(part for path in job for part in ("--config", str(path))), "--smoke"])
+    files = [part for path in job for part in ("--config", str(path))]
+    cli = build(with_extended([*files, "--smoke"]))
     trainer = cli.config.trainer
     limits = (trainer.limit_train_batches, trainer.max_epochs, trainer.val_check_interval)
     assert limits == (2, 1, 1)
@@ -62,9 +63,6 @@ def test_every_configuration_has_a_smoke_run(
     folders = [path for path in folders if path != "null"]
     assert folders
     assert all(path.startswith(f"{folder}/") for path in folders), folders
-    for name, most in (("count", 4), ("batch_size", 2), ("generations_per_prompt", 1)):
-        numbers = re.findall(rf"^\W*{name}: (\d+)", written, re.M)
-        assert all(int(number) <= most for number in numbers)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,7 @@ def test_the_smoke_run_of_a_recipe_goes_through_all_its_parts(
     main(["train", f"configs/controlled_generation/{recipe}_smollm2.yaml", "--smoke"])
     wandb.finish()
     (root,) = folder.glob("*-smoke-*")
-    assert f"smoke run: {root}" in capsys.readouterr().err
+    assert f"report: {root}" in capsys.readouterr().err
     history = JsonLog(root / "metrics.jsonl").read()
     for key in {"reward/total", "score/attribute_relevance"} | logged:
         assert len([row for row in history if key in row]) == 2
@@ -95,7 +93,4 @@ def test_the_smoke_run_of_a_recipe_goes_through_all_its_parts(
         path.name for path in root.iterdir()
     }
     assert 'class="verdict' in (root / "report.html").read_text()
-    provenance = json.loads((root / "provenance.json").read_text())
-    assert provenance["command"].startswith("ctrlreward train --config configs/")
-    assert provenance["versions"].keys() >= {"ctrlreward", "torch"}
     assert not Path("runs").exists()

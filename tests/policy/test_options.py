@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctrlreward import Reward
+from ctrlreward.command_line.config_files import with_extended
 from ctrlreward.jobs.training_job import build
 from ctrlreward.policy import Generation, LoRA, OptimizerConfig, PolicyTuner
 
@@ -31,7 +32,7 @@ def from_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file.write_text(FILE)
 
     def run(*options: str) -> PolicyTuner:
-        module = build(["--config", str(file), *options]).model
+        module = build(with_extended(["--config", str(file), *options])).model
         assert isinstance(module, PolicyTuner)
         return module
 

@@ -11,6 +11,7 @@ from lightning_choice import quiet_trainer
 from scoring_recipes import overrides, written
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ctrlreward.command_line.config_files import with_extended
 from ctrlreward.jobs.recipes import recipe_file
 from ctrlreward.jobs.training_job import build
 from ctrlreward.recipes.scoring_models.language_model import (
@@ -78,7 +79,7 @@ def test_training_writes_the_best_epochs_model(
         "trainer.precision": "32-true",
         "trainer.max_epochs": 3,
     }
-    cli = build(["--config", str(CONFIG), *overrides(tmp_path, **files, **small)])
+    cli = build(with_extended(["--config", str(CONFIG), *overrides(tmp_path, **files, **small)]))
     cli.trainer.fit(cli.model, cli.datamodule)
     folder, data = tmp_path / "model", cli.datamodule.sentences
 

@@ -10,6 +10,7 @@ from tiny_models import save_bert
 from transformers import AutoTokenizer, BertForSequenceClassification
 
 from ctrlreward import Accuracy
+from ctrlreward.command_line.config_files import with_extended
 from ctrlreward.jobs.recipes import recipe_file
 from ctrlreward.jobs.training_job import build
 
@@ -46,7 +47,11 @@ def test_training_writes_the_best_epochs_folder(
         "data.init_args.batch_size": 20,
         "trainer.max_epochs": 9,
     }
-    cli = build(["--config", str(CONFIG), *overrides(tmp_path, train, test, exclude, **small)])
+    cli = build(
+        with_extended(
+            ["--config", str(CONFIG), *overrides(tmp_path, train, test, exclude, **small)]
+        )
+    )
     modes = []
     cli.model.training_step = lambda *batch, step=cli.model.training_step: (
         modes.append(all(part.training for part in cli.model.network.modules())) or step(*batch)
@@ -91,7 +96,9 @@ def test_the_judge_and_the_rewards_classifier_share_no_sentence(
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     sides = []
     for name in ("classifier", "text_cnn", "language_model"):
-        data = build(["--config", str(CONFIG.with_name(f"{name}_yelp.yaml"))]).datamodule
+        data = build(
+            with_extended(["--config", str(CONFIG.with_name(f"{name}_yelp.yaml"))])
+        ).datamodule
         data.setup("fit")
         rows = data.sentences["train"] + data.sentences["validation"]
         sides.append({row if isinstance(row, str) else row.text for row in rows})
