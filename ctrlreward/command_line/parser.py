@@ -6,17 +6,16 @@ Importing this imports no torch.
 from __future__ import annotations
 
 import json
-import re
 from argparse import RawDescriptionHelpFormatter
 from collections import deque
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from ctrlreward import scorers
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.config_files import SCORERS
 from ctrlreward.command_line.terminal import examples_epilog
 
@@ -27,42 +26,11 @@ SCORERS_HINT = f"""The scorers are {", ".join(SCORERS[:7])},
 {", ".join(SCORERS[7:])}, or the import path of a class.
 The options of a scorer follow its name, and --scorers.help NAME lists them."""
 
-_load = get_loader("yaml")
 
-
-def _load_checked(text: str) -> Any:
-    """Return a value, or raise a YAMLError; nested deeply, the loader overflows the stack of C."""
-    try:
-        if len(text) > 1000:
-            yaml.compose(text, yaml.SafeLoader)
-        value = _load(text)
-        if "&" in text:
-            json.dumps(value, default=str, skipkeys=True)  # raises if it contains itself
-        return value
-    except (RecursionError, ValueError) as error:  # an integer of thousands of digits
-        raise yaml.YAMLError(str(error) or "nested too deeply") from None
-
-
-set_loader("yaml", _load_checked, (yaml.YAMLError,))
-
-
-def import_scorers(arguments: Sequence[str] | None = None) -> None:
-    """Import scorers, which the parser takes by their short names from then on.
-
-    Those that some arguments name, or without arguments, or with a file of options, all of them.
-
-    Raises:
-        ValueError: The list `--scorers=["CTRLEval"]` names one that does not exist.
-    """
-    for argument in arguments or ():
-        if re.match(r"--scorers\+?=\[", argument) and "{" not in argument:
-            for name in re.findall(r'"(\w+)"', argument):
-                if name not in SCORERS:
-                    raise ValueError(f"there is no scorer {name!r}. {SCORERS_HINT}")
-    words = {word for argument in arguments or () for word in re.findall(r"\w+", argument)}
+def import_scorers() -> None:
+    """Import the scorers, which the parser takes by their short names from then on."""
     for name in dir(scorers):
-        if arguments is None or name in words or "config" in words:
-            getattr(scorers, name)
+        getattr(scorers, name)
 
 
 class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -70,10 +38,18 @@ class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class CommandParser(ArgumentParser):
-    """Parser, also of scorers, without abbreviations."""
+    """Parser, also of scorers, without abbreviations; an unknown option names the similar one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+
+    def validate(self, *args: Any, **options: Any) -> None:
+        try:
+            super().validate(*args, **options)
+        except KeyError as error:  # "Option 'modle' is not accepted"
+            known = [action.dest for action in self._actions]
+            error.args = (f"{error}{did_you_mean(str(error).split(chr(39))[-2], known)}",)
+            raise
 
 
 def command_parser(

@@ -76,7 +76,8 @@ def run(arguments: list[str]) -> None:
         tables = [Path(word) for word in arguments if word.endswith(SUFFIXES) and word[0] != "-"]
         if tables and ":/" not in str(tables[0]) and not tables[0].exists():
             raise no_such_file(tables[0])  # before torch is imported, which takes seconds
-        import_scorers(arguments)
+        if any(word.startswith(("--scorers", "--config")) for word in arguments):
+            import_scorers()  # and torch, without which the help is quick
     description = f"{_DESCRIPTION}\n\n{SCORERS_HINT}"
     parser = command_parser("ctrlreward score", _USAGE, description, _EXAMPLES)
     parser.add_argument("--config", action="config", help="YAML file with options")

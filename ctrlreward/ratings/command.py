@@ -73,7 +73,8 @@ def run(arguments: list[str]) -> None:
             ratings = read_rated(Path(others.data)).ratings
             aspects = [CTC_ASPECTS[name] for name in ratings if name in CTC_ASPECTS]
             words.append(f"--scorers.aspects={json.dumps(aspects)}")
-        import_scorers(words)
+        if function is rated:
+            import_scorers()
     config = parser.parse_args(words)
     with user_errors():
         options = json.loads(parser.dump(config, format="json"))

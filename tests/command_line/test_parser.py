@@ -49,7 +49,6 @@ for line in sys.stdin.read().splitlines():
 LINES = """
 score none.csv out.csv --scorers Distinct
 score in.csv out.csv
-score in.csv out.csv --scorers distinct
 score --help
 select none
 select --help
