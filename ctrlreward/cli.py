@@ -74,3 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         raise SystemExit(141) from None  # as a shell's: 128 + SIGPIPE
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from ctrlreward.callbacks import (
     GenerationScorer,
 )
 from ctrlreward.cli import main
+from ctrlreward.command_line.config_files import with_extended
 from ctrlreward.jobs.training_job import build, run_folders
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -34,7 +37,7 @@ def nothing_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.mark.usefixtures("nothing_loaded")
 def test_the_demo_builds_trainer_model_and_data() -> None:
-    cli = build(["--config", str(DEMO)])
+    cli = build(with_extended(["--config", str(DEMO)]))
     assert list(cli.model.children()) == []  # the policy loads when training starts
     batch = next(iter(cli.datamodule.train_dataloader()))
     assert len(batch) == cli.datamodule.batch_size
@@ -70,6 +73,15 @@ def test_a_run_that_sigterm_ended_exits_with_143(
     with pytest.raises(SystemExit) as exit:
         main(["train", "--config", str(DEMO)])
     assert exit.value.code == 143
+
+
+def test_the_module_of_the_command_line_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cli.py", "--version"])
+    monkeypatch.delitem(sys.modules, "ctrlreward.cli")
+    runpy.run_module("ctrlreward.cli", run_name="__main__")
+    assert capsys.readouterr().out.startswith("ctrlreward ")
 
 
 # Folders

@@ -99,6 +99,8 @@ def run(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     options.metrics = options.metrics or ["*"]
     with user_errors():
+        if options.output and not options.output.endswith(".json"):
+            raise ValueError(f"--output must be a .json file, got {options.output}")
         if options.reproduction:
             return _reproduction(options)
         systems, modes, pairing = read_systems(options)
