@@ -101,12 +101,10 @@ class PromptBatches(pl.LightningDataModule):
         self.batch_size, self.steps, self.seed, self.models = batch_size, steps, seed, models
 
     def prepare_data(self) -> None:
-        """Train the models that do not exist yet."""
         for model in self.models:
             model.train_if_absent()
 
     def setup(self, stage: str) -> None:
-        """Read the prompts."""
         self.prompts = self.read_prompts()
 
     def train_dataloader(self) -> DataLoader[Samples]:

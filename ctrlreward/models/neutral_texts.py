@@ -18,6 +18,9 @@ _SENTENCES = (
     "Each of the rooms has a window, a chair and a door to the hall.",
 )
 
+# Contexts that a likelihood of its own words is measured after.
+NEUTRAL_CONTEXTS = _SENTENCES[:2]
+
 _WORDS = 10_000  # rarer ones are mostly names
 _LENGTH = 10
 

@@ -12,7 +12,7 @@ from ctrlreward.failures import Failures
 from ctrlreward.functional.calibration import context_gain
 from ctrlreward.models.batching import in_windows
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.neutral_texts import neutral_texts
+from ctrlreward.models.neutral_texts import NEUTRAL_CONTEXTS
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs, load_infiller
 from ctrlreward.models.tasks import Continuation
 from ctrlreward.samples import Samples, empty_items
@@ -43,7 +43,7 @@ def after_contexts(
 
     An empty line separates the two. In nats, of shape (n,) and (n, 2 neutral texts).
     """
-    columns = [sources, *([text] * len(targets) for text in neutral_texts()[:2])]
+    columns = [sources, *([text] * len(targets) for text in NEUTRAL_CONTEXTS)]
     tasks = [
         Continuation((f"{context}\n\n",), (((), (target,)),))
         for column in columns

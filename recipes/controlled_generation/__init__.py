@@ -109,28 +109,23 @@ class SeveralRelevances(CompositeScorer, TaskScorer):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of the scores."""
         names = ["attribute_relevance", *(f"{name}_relevance" for name in self.scorers)]
         return dict.fromkeys(names, ScoreSpec(higher_is_better=True, range=(0.0, 1.0)))
 
     @property
     def parts(self) -> Sequence[CTRLEval]:
-        """The scorers."""
         return tuple(self.scorers.values())
 
     @property
     def loaded_model(self) -> Infiller:
-        """The model of all attributes."""
         return self.parts[0].loaded_model
 
     def tasks(self, samples: Samples, names: Collection[str]) -> list[Patterns]:
-        """Return the tasks of all attributes."""
         return [task for part in self.parts for task in part.tasks(samples, _RELEVANCE)]
 
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
-        """Return all scores."""
         n = len(samples)
         relevances = {}
         for k, (name, part) in enumerate(self.scorers.items()):
@@ -143,7 +138,6 @@ class SeveralRelevances(CompositeScorer, TaskScorer):
     def explain(
         self, samples: SamplesLike | None = None, **columns: Any
     ) -> list[dict[str, Explanation]]:
-        """Return the relevance of each attribute of each sample with its evaluators."""
         names = [f"{name}_relevance" for name in self.scorers]
         rows = zip(*(part.explain(samples, **columns) for part in self.parts), strict=True)
         return [
@@ -184,7 +178,6 @@ class LikelihoodCost(Perplexity):
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
-        """Return the cost, and the scores of `Perplexity`."""
         scores = super().fold(samples, answers, names)
         values = scores["log_likelihood"]
         cost = np.maximum(self.low - values, 0.0) + np.maximum(values - self.high, 0.0)

@@ -23,7 +23,7 @@ from ctrlreward.functional.alignment import content_tokens
 from ctrlreward.functional.bootstrap import Floats, bootstrap, cluster_numbers
 from ctrlreward.functional.calibration import context_gain
 from ctrlreward.functional.ctrleval import weighted_mean
-from ctrlreward.models.neutral_texts import neutral_texts
+from ctrlreward.models.neutral_texts import NEUTRAL_CONTEXTS
 from ctrlreward.models.sentences import find_splitter
 from ctrlreward.models.stop_words import read_stop_words
 from ctrlreward.models.tasks import Patterns
@@ -172,20 +172,20 @@ def paragraphs(limit: int) -> list[tuple[str, list[str]]]:
 def corrupted(seed: int = 0, limit: int = 150) -> Judged:
     """First sentences of paragraphs with the rest as the source, and each once more, corrupted.
 
-    A name, a number or a word becomes one of another paragraph; every fifth sentence is another
-    paragraph's.
+    A name, a number or a word becomes one of another paragraph: the kinds take turns, and a
+    sentence that lacks one has the next. Every fifth sentence is another paragraph's.
     """
     draw = random.Random(seed)
     pairs = [(first, " ".join(others)) for first, others in paragraphs(limit)]
-    words = [re.findall(kind, " ".join(first for first, _ in pairs)) for kind in _KINDS]
+    words = {kind: re.findall(kind, " ".join(first for first, _ in pairs)) for kind in _KINDS}
     texts, sources, ratings = [], [], []
     for i, (first, rest) in enumerate(pairs):
         wrong = pairs[i - 1][0]
-        kinds = [kind for kind in (i, i + 1, i + 2) if re.search(_KINDS[kind % 3], first)]
+        turn = i % len(_KINDS)
+        kinds = [kind for kind in _KINDS[turn:] + _KINDS[:turn] if re.search(kind, first)]
         if i % 5 and kinds:
-            kind = kinds[0] % 3
-            word = draw.choice(list(re.finditer(_KINDS[kind], first)))
-            other = draw.choice([each for each in words[kind] if each not in first + rest])
+            word = draw.choice(list(re.finditer(kinds[0], first)))
+            other = draw.choice([word for word in words[kinds[0]] if word not in first + rest])
             wrong = first[: word.start()] + other + first[word.end() :]
         texts += [first, wrong]
         sources += [rest, rest]
@@ -199,7 +199,7 @@ def continuation_variants(samples: Samples) -> Variants:
     prefixes = samples.require("prefixes", "consistency")
     blanks = [consistency_blanks(*row) for row in zip(samples.texts, prefixes, strict=True)]
     tasks = [Patterns(each) for each in blanks]
-    for context in neutral_texts()[:2]:
+    for context in NEUTRAL_CONTEXTS:
         tasks += [Patterns(tuple(neutral_blank(b, context) for b in each)) for each in blanks]
     model: Any = scorer.loaded_model
     answers = model.answer(tasks)

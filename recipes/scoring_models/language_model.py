@@ -68,7 +68,6 @@ class Corpus(pl.LightningDataModule):
         self.sentences: dict[str, list[str]] = {}
 
     def setup(self, stage: str) -> None:
-        """Read the files, drop held-out sentences, and split the others."""
         held_out = read_held_out([*self.test, *self.exclude])
         distinct = dict.fromkeys(map(matching_key, read_lines(self.train)))
         texts = [text for text in distinct if text and text not in held_out]
@@ -77,13 +76,11 @@ class Corpus(pl.LightningDataModule):
         self.sentences = {"train": train, "validation": validation, "test": test}
 
     def train_dataloader(self) -> DataLoader[list[str]]:
-        """Return the training batches, in a new order each epoch."""
         batches = self._batches("train")
         order = EpochOrder(self, len(batches), self.seed)
         return ResumableLoader(batches, batch_size=None, sampler=order)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[list[str]]:
-        """Return the validation batches, in a fixed order."""
         return DataLoader(self._batches("validation"), batch_size=None)  # type: ignore[arg-type]
 
     def _batches(self, split: str) -> list[list[str]]:
@@ -164,7 +161,6 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         self.width, self.heads = width, heads
 
     def setup(self, stage: str) -> None:
-        """Build the tokenizer and the network for the words of the data."""
         self.check_replaceable(stage)
         counts = count_words(self.data.sentences["train"])
         words = [word for word, count in counts.most_common() if count >= self.min_count]
@@ -193,7 +189,6 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         self.model.lm_head.bias.data = bias - bias.logsumexp(0)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Return AdamW with linear warm-up and decay."""
         return self.warmed_adamw(self.learning_rate, 0.1, 1 / 20)
 
     def on_train_batch_start(self, batch: list[str], batch_idx: int) -> None:
@@ -201,7 +196,6 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         torch.manual_seed(self.data.seed + self.trainer.global_step)
 
     def training_step(self, batch: list[str], batch_idx: int) -> Tensor:
-        """Return the mean cross-entropy of words and ends, and log it."""
         loss, _ = self._loss(batch)
         self.log("train_loss", loss, batch_size=len(batch))
         return loss
@@ -212,7 +206,6 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         self.log("val_loss", loss, prog_bar=True, batch_size=words, sync_dist=True)
 
     def write_model(self, folder: Path) -> dict[str, Any]:
-        """Write the model, load it as `Perplexity` does, and evaluate it."""
         # In training, <unk> stands for any of the rare words.
         unknown = self.tokenizer.unk_token_id
         self.model.lm_head.bias.data[unknown] -= math.log(max(1, self.rare_words))

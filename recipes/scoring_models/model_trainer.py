@@ -72,7 +72,6 @@ class ModelTrainer(pl.LightningModule, Generic[Data]):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
 
     def on_fit_end(self) -> None:
-        """Write the best epoch's model and its evaluation."""
         if self.trainer.fast_dev_run or not self.trainer.is_global_zero:  # type: ignore[attr-defined]
             return
         checkpoint = self.trainer.checkpoint_callback

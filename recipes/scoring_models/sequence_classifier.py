@@ -73,11 +73,9 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         ).train()  # Lightning does not change the mode
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Return AdamW with linear warm-up and decay."""
         return self.warmed_adamw(self.learning_rate, 0.01, 1 / 10)
 
     def write_model(self, folder: Path) -> dict[str, Any]:
-        """Write the model, and test it with `Accuracy`."""
         labels, test = self.data.labels, self.data.sentences["test"]
         self.network.save_pretrained(folder)
         # Loaded anew: the one in use keeps its truncation and would write it.

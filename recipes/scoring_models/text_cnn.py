@@ -88,7 +88,6 @@ class SentenceData(pl.LightningDataModule):
         self.sentences: dict[str, list[Sentence]] = {}
 
     def setup(self, stage: str) -> None:
-        """Read the files, drop held-out sentences, and split the others."""
         test = list(self._read(self.test))
         held_out = {sentence.text for sentence in test} | read_held_out(self.exclude)
         kept = [s for s in dict.fromkeys(self._read(self.train)) if s.text not in held_out]
@@ -107,11 +106,9 @@ class SentenceData(pl.LightningDataModule):
             yield from (Sentence(text, label) for text in texts)
 
     def train_dataloader(self) -> DataLoader[Sentence]:
-        """Return batches as lists of sentences, in a new order each epoch."""
         return list_batches(self.sentences["train"], self.batch_size, self.seed)
 
     def val_dataloader(self) -> DataLoader[Sentence]:
-        """Return batches as lists of validation sentences, in a fixed order."""
         sentences = self.sentences["validation"]
         return list_batches(sentences, self.batch_size, self.seed, shuffle=False)
 
@@ -123,7 +120,6 @@ class SentenceClassifierTrainer(ModelTrainer[SentenceData]):
     """
 
     def training_step(self, batch: list[Sentence], batch_idx: int) -> Tensor:
-        """Return the cross-entropy."""
         loss, _ = self._loss_and_hits(batch)
         self.log("train_loss", loss, batch_size=len(batch))
         return loss
@@ -167,21 +163,18 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         self.sizes = (embedding_size, tuple(widths), filters)
 
     def setup(self, stage: str) -> None:
-        """Build the network for the vocabulary and the labels of the data."""
         self.check_replaceable(stage)
         texts = (sentence.text for sentence in self.data.sentences["train"])
         words = frequent_words(texts, self.min_count)
         self.model = TextCNN(TextCNNConfig(words, self.data.labels, *self.sizes))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Return Adam with linear decay."""
         optimizer = torch.optim.Adam(self.model.parameters(), self.learning_rate)
         steps = int(self.trainer.estimated_stepping_batches)
         decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
 
     def write_model(self, folder: Path) -> dict[str, Any]:
-        """Write the model, load it as a scorer does, and test it."""
         save_text_cnn(self.model, folder)
         test = self.data.sentences["test"]
         classifier = TextCNNClassifier(str(folder))

@@ -47,7 +47,6 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
         self.folder = Path(folder).expanduser()
 
     def training_step(self, batch: Samples, batch_idx: int) -> Tensor:
-        """Return the mean negative log-probability of the completions' tokens."""
         self.policy.train()
         prompts = batch.require("prompts", "SupervisedTuner")
         texts = batch.require("references", "SupervisedTuner")
@@ -59,7 +58,6 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
         return loss
 
     def on_fit_end(self) -> None:
-        """Write the selected adapter."""
         if self.trainer.fast_dev_run or not self.trainer.is_global_zero:  # type: ignore[attr-defined]
             return
         best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
@@ -101,6 +99,5 @@ class PairData(PromptBatches):
         self.pairs = pairs
 
     def prepare_data(self) -> None:
-        """Train the models that do not exist yet, and make the pairs."""
         super().prepare_data()
         self.pairs.make()

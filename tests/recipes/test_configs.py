@@ -33,7 +33,6 @@ OPTIONS = {
         *("--trainer.accelerator=cpu", "--trainer.precision=32-true"),
         *("--model.init_args.encoder=minilm-l6", "--data.init_args.pairs.infiller=smollm2-135m"),
         *("--data.init_args.pairs.paraphraser=null", "--data.init_args.pairs.device=cpu"),
-        "--data.init_args.pairs.parser=null",
     ],
     "consistency_smollm2": [
         *("--model.init_args.layers=2", "--model.init_args.frozen_layers=1"),

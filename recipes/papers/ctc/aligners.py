@@ -114,7 +114,6 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
         self.limit = max_tokens(self.tokenizer, config)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Return AdamW with linear warm-up and decay."""
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(trained, self.learning_rate, weight_decay=0.01)
         return self.warmed(optimizer, 1 / 10)
@@ -139,7 +138,6 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
         return {self.selected_by[0]: finite_or_none(best.best_model_score)}
 
     def training_step(self, batch: list[AlignmentPair], batch_idx: int) -> Tensor:
-        """Return the loss and log it as `train_loss`."""
         loss = self.batch_loss(batch)
         self.log("train_loss", loss, batch_size=len(batch))
         return loss
@@ -182,7 +180,6 @@ class TokenAlignerTrainer(AlignerTrainer):
     def loss(
         self, encoded: list[EncodedPair], batch: list[AlignmentPair], inputs: dict[str, Tensor]
     ) -> Tensor:
-        """Return the cross-entropy over the units of a."""
         logits = unit_logits(self.model, inputs, encoded)
         rows = map(alignment_labels, encoded, batch)
         labels = torch.tensor([label for row in rows for label in row], device=logits.device)

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, combinations, groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import networkx
 import pytorch_lightning as pl
@@ -99,71 +99,6 @@ def mask_spans(
         spans.append((words[first][0], words[first + size - 1][1]))
         masked_before += size
     return tuple(spans)
-
-
-def load_parser(language: str) -> Callable[[str], list[Span]]:
-    """Return a function from a text to its constituents by stanza, such as `"en"`."""
-    options = {"processors": "tokenize,pos,constituency", "download_method": None}
-    pipeline = import_extra("stanza", "parser").Pipeline(language, verbose=False, **options)
-
-    def parse(text: str) -> list[Span]:
-        spans: list[Span] = []
-        for sentence in pipeline(text).sentences:
-            words = [(w.parent.start_char, w.parent.end_char) for w in sentence.words]
-            spans += constituent_spans(sentence.constituency, words)
-        return spans
-
-    return parse
-
-
-def constituent_spans(tree: Any, words: Sequence[Span]) -> list[Span]:
-    """Return the spans of the constituents of a sentence, words included, without itself.
-
-    A constituent has `children`, a word none; `words` are the character spans of the words.
-    """
-    places = iter(range(len(words)))  # of the words, which are the leaves in order
-    spans: dict[Span, None] = {}
-
-    def visit(node: Any) -> list[int]:
-        inside = [place for child in node.children for place in visit(child)] or [next(places)]
-        spans[words[inside[0]][0], words[inside[-1]][1]] = None
-        return inside
-
-    visit(tree)
-    return [span for span in spans if span != (words[0][0], words[-1][1])]
-
-
-def mask_constituents(
-    constituents: Sequence[Span],
-    text: str,
-    random_: random.Random,
-    share: tuple[float, float],
-    max_spans: int,
-) -> tuple[Span, ...]:
-    """Draw constituents of at most a share of the words, with a word between any two of them.
-
-    The shortest constituent, if all have more words.
-    """
-    words = [match.span() for match in WORD.finditer(text)]
-    inside = {
-        span: [i for i, (start, end) in enumerate(words) if span[0] <= start and end <= span[1]]
-        for span in constituents
-    }
-    left = max(1, round(random_.uniform(*share) * len(words)))
-    candidates = [span for span in inside if 0 < len(inside[span]) <= left]
-    if not candidates:
-        sizes = sorted((len(places), span) for span, places in inside.items() if places)
-        return tuple(span for _, span in sizes[:1])
-    random_.shuffle(candidates)
-    chosen: list[Span] = []
-    blocked: set[int] = set()
-    for span in candidates:
-        places = inside[span]
-        if len(chosen) < max_spans and len(places) <= left and not blocked & {*places}:
-            chosen.append(span)
-            left -= len(places)
-            blocked |= {*range(places[0] - 1, places[-1] + 2)}
-    return tuple(sorted(chosen))
 
 
 def parts_of(text: str, spans: Sequence[Span]) -> list[str]:
@@ -677,8 +612,6 @@ class PairFile:
         seed: Seed of the choice of texts, of masking and of filling.
         chunk_size: Texts per line of the file, and per seed.
         kind: Which text is altered and what supports it, a key of `KINDS`.
-        parser: Language of stanza's models, `"en"`, whose constituents are masked, as in the paper;
-            for None, runs of words are.
         paraphrases: Number of paraphrases, of which the farthest is taken; the paper's is 10.
         labels: See `make_pairs`; the paper's is `"fillings"`.
         extra_pairs: See `make_pairs`; the paper has none.
@@ -700,7 +633,6 @@ class PairFile:
     seed: int = 0
     chunk_size: int = 128
     kind: Kind = "transfer"
-    parser: str | None = None
     paraphrases: int = 1
     labels: Labels = "words"
     extra_pairs: bool = True
@@ -744,7 +676,6 @@ class PairFile:
         paraphrase = None
         if self.paraphraser is not None:
             paraphrase = Paraphraser(self.paraphraser, *models, self.paraphrases)
-        parse = None if self.parser is None else load_parser(self.parser)
         _, example = KINDS[self.kind]
 
         def make(texts: Sequence[tuple[str, ...]], rows: range) -> Iterator[AlignmentPair]:
@@ -756,11 +687,7 @@ class PairFile:
                 new = [edit_lightly(text, random_) for text, _ in examples]
             else:
                 new = [paraphrase(text) or text for text, _ in examples]
-            how = (random_, self.mask_share, self.max_spans)
-            spans = [
-                mask_constituents(parse(text), text, *how) if parse else mask_spans(text, *how)
-                for text in new
-            ]
+            spans = [mask_spans(text, random_, self.mask_share, self.max_spans) for text in new]
             fillings = filler.fill(new, spans, chunk_seed)
             unrelated = [example(texts[(i + 1) % len(texts)], random_)[1] for i in rows]
             for k, i in enumerate(rows):
@@ -805,11 +732,9 @@ class AlignmentData(pl.LightningDataModule):
         self.splits: dict[str, list[AlignmentPair]] = {}
 
     def prepare_data(self) -> None:
-        """Build or resume the file, in one process per node."""
         self.pair_file.build()
 
     def setup(self, stage: str) -> None:
-        """Read the file and split it by source text."""
         pairs = read_pair_file(self.pair_file.file)
         if self.passages is not None:
             first = 1 + max((pair.source for pair in pairs), default=-1)
@@ -822,9 +747,7 @@ class AlignmentData(pl.LightningDataModule):
         self.splits["train"] = [pair for pair in pairs if pair.source not in held_out]
 
     def train_dataloader(self) -> DataLoader[AlignmentPair]:
-        """Return batches as lists of pairs, in a new order each epoch."""
         return list_batches(self.splits["train"], self.batch_size, self.seed)
 
     def val_dataloader(self) -> DataLoader[AlignmentPair]:
-        """Return batches as lists of validation pairs, in a fixed order."""
         return list_batches(self.splits["validation"], self.batch_size, self.seed, shuffle=False)

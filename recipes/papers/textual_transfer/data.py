@@ -143,12 +143,10 @@ class TransferSentences(pl.LightningDataModule):
         self.pairs: list[tuple[str, str]] = []
 
     def prepare_data(self) -> None:
-        """Train the models whose folders do not exist, in one process per node."""
         for model in self.models:
             model.train_if_absent()
 
     def setup(self, stage: str) -> None:
-        """Read the files and build the vocabulary, once per object."""
         if self.sentences:
             return
         held_out = read_held_out(self.exclude)

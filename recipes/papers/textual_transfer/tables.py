@@ -137,7 +137,6 @@ class TransferReport(pl.Callback):
             on_rank_zero(lambda: self._report(trainer, pl_module))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Free the judges' models."""
         self.quality.release()
 
     def _report(self, trainer: pl.Trainer, module: Any) -> None:

@@ -240,7 +240,6 @@ class TextualTransfer(pl.LightningModule):
         self._vocabulary: str | None = None
 
     def setup(self, stage: str) -> None:
-        """Build the networks for the vocabulary of the data, and what the losses need."""
         if stage != "fit":
             return
         if self.trainer.world_size > 1 or self.trainer.precision == "16-mixed":
@@ -267,19 +266,16 @@ class TextualTransfer(pl.LightningModule):
             model.to(self.device)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return Adam for embeddings, encoder and generator, and Adam for the discriminators."""
         return [
             torch.optim.Adam(module.parameters(), self.options.learning_rate, betas=(0.5, 0.999))
             for module in (self.networks, nn.ModuleList([self.discriminators, self.critics]))
         ]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the vocabulary and the styles."""
         checkpoint["vocabulary"] = self._vocabulary
         checkpoint["styles"] = list(self.styles)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Build the networks of a checkpoint."""
         first, second = checkpoint["styles"]
         self._build(checkpoint["vocabulary"], (first, second))
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,11 +25,9 @@ from ctrlreward.recipes.papers.ctc.pairs import (
     Paraphraser,
     Span,
     SpanFiller,
-    constituent_spans,
     edit_lightly,
     farthest,
     make_pairs,
-    mask_constituents,
     mask_spans,
     read_pair_file,
     refill,
@@ -52,30 +48,6 @@ TEXTS = [
 # Masking
 
 SENTENCE = "the old man saw a small boat ."
-# Nested lists stand for the tree of stanza, in which a word has no children.
-TREE = [[["the", "old", "man"], ["saw", ["a", "small", "boat"]], "."]]
-
-
-def test_constituents_are_masked_apart_and_within_the_share() -> None:
-    def tree(node: Any) -> SimpleNamespace:
-        return SimpleNamespace(children=[tree(n) for n in node] if isinstance(node, list) else [])
-
-    words = [match.span() for match in re.finditer(r"\S+", SENTENCE)]
-    spans = constituent_spans(tree(TREE), words)
-    phrases = {"the old man", "a small boat", "saw a small boat", *SENTENCE.split()}
-    assert {SENTENCE[start:end] for start, end in spans} == phrases
-    drawn = set()
-    for seed in range(200):
-        chosen = mask_constituents(spans, SENTENCE, random.Random(seed), (0.1, 0.6), 2)
-        drawn |= {*chosen}
-        assert 1 <= len(chosen) <= 2
-        assert sum(len(SENTENCE[start:end].split()) for start, end in chosen) <= 4
-        for (_, end), (start, _) in pairwise(chosen):
-            assert SENTENCE[end:start].strip()
-    assert drawn == {span for span in spans if SENTENCE[slice(*span)] != "."}  # not a word
-    long = [(0, 15), (16, 28)]  # of four and of three words
-    assert mask_constituents(long, SENTENCE, random.Random(0), (0.1, 0.2), 2) == ((16, 28),)
-    assert mask_constituents([], SENTENCE, random.Random(0), (0.1, 0.2), 2) == ()
 
 
 @given(
