@@ -32,9 +32,6 @@ def sample_texts(
         count: Number of texts.
         words: Smallest and largest number of words of a text; None for no upper limit.
         seed: Seed of the choice and its order.
-
-    Raises:
-        ValueError: The files contain fewer than `count` such texts.
     """
     texts = distinct_texts(files, exclude, words)
     if len(texts) < count:
@@ -90,9 +87,6 @@ def split_off(
 
     `share` is the share for validation; both splits get one text or more. `files` are named in the
     error.
-
-    Raises:
-        ValueError: The share is out of range, or there are fewer than two texts.
     """
     if not 0 < share < 1:
         raise ValueError(f"validation_share must be between 0 and 1, exclusive, got {share}")

@@ -34,12 +34,7 @@ _SMOKE: dict[str, Any] = {
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Return the content of a YAML file, without what it extends.
-
-    Raises:
-        OSError: The file does not exist.
-        ValueError: It is not a mapping of YAML, or has another key next to a `class_path`.
-    """
+    """Return the content of a YAML file, without what it extends."""
     path = Path(path)
     if not path.is_file():
         raise OSError(f"No such file: {path}")
@@ -154,9 +149,6 @@ def read_reward(path: Path) -> dict[str, Any]:
     """Return the reward block of a YAML file, by `class_path` or `components`.
 
     A training job's block is the reward of its model, or of the files that it extends.
-
-    Raises:
-        ValueError: There is none, or it names a scorer that does not exist.
     """
     content = resolved(read_job(path))
     # A recipe's own class_path is its model.

@@ -22,12 +22,7 @@ _COMPONENT_KEYS = ("scorer", "score", "weight", "options")
 
 
 def load_reward(given: str, device: str | None = None) -> AnyReward:
-    """Return the reward of a YAML file, or of `file.py:function` or `module:function`.
-
-    Raises:
-        ValueError: The reward is not one of these, or the module does not have the function.
-        OSError: The file does not exist.
-    """
+    """Return the reward of a YAML file, or of `file.py:function` or `module:function`."""
     if given.endswith((".yaml", ".yml")):
         return build_reward(Path(given), device)
     place, colon, name = given.rpartition(":")

@@ -95,11 +95,7 @@ def recipe_text(name: str) -> str:
 
 
 def copy_recipe(name: str, folder: Path) -> None:
-    """Copy a recipe, with what it extends, as one file, and print how to train it.
-
-    Raises:
-        FileExistsError: The folder has another file of this name.
-    """
+    """Copy a recipe, with what it extends, as one file, and print how to train it."""
     path, text = folder / recipe_file(name).name, recipe_text(name)
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise FileExistsError(f"{path} differs from the recipe. Delete it, or use another folder.")

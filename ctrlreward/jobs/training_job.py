@@ -117,11 +117,7 @@ def run_job(options: Sequence[str]) -> None:
 
 @contextmanager
 def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
-    """Lock `default_root_dir` and the folder of each `HistoryLogger`, for one run at a time.
-
-    Raises:
-        ValueError: Another process has a folder, or it has a run that is not resumed.
-    """
+    """Lock `default_root_dir` and the folder of each `HistoryLogger`, for one run at a time."""
     root = Path(trainer.default_root_dir)
     own = "Use another --trainer.default_root_dir"
     # Lightning resumes from these on its own, after a cluster has requeued the job.

@@ -56,9 +56,6 @@ def build_prompts(prefixes: str | Sequence[str], labels: Labels, template: str) 
         labels: Target labels, or attribute → labels for several attributes.
         template: Prompt of the policy, ending in `{prefix}`, with `{label}` or, for several
             attributes, the name of each: `"A {sentiment} text about {topic}: {prefix}"`.
-
-    Raises:
-        ValueError: The template lacks a slot, or does not end in `{prefix}`.
     """
     if isinstance(prefixes, str):
         prefixes = [line.rstrip("\n") for line in read_lines([prefixes]) if line.strip()]

@@ -26,9 +26,6 @@ class LabelDescriptions:
         descriptions: Label → sentences or phrases that describe it, two labels or more.
         encoder: Local folder, Hugging Face id or short name of a sentence encoder.
         device: Device of the encoder.
-
-    Raises:
-        ValueError: It has fewer than two labels, or a label does not have a description.
     """
 
     def __init__(

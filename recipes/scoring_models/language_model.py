@@ -47,9 +47,6 @@ class Corpus(pl.LightningDataModule):
         validation_share: Share of the training sentences for validation, above 0 and below 1.
         batch_size: Sentences per batch.
         seed: Seed of the split and of the order.
-
-    Raises:
-        ValueError: In `setup`: fewer than two sentences are left for training and validation.
     """
 
     def __init__(

@@ -124,9 +124,6 @@ def train_reward_models(ours: RewardModelArguments, config: Any) -> dict[str, di
         Name of the model → what `train_reward_model` returns, and `accuracy`: `value`, the share of
         the other half's pairs whose chosen text it rates higher, with `low` and `high`, its 95 %
         interval by prompt.
-
-    Raises:
-        ValueError: The folder exists.
     """
     output = Path(config.output_dir).expanduser()
     if output.exists():

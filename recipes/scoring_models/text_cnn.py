@@ -64,10 +64,6 @@ class SentenceData(pl.LightningDataModule):
 
     Attributes:
         sentences: Sentences of `"train"`, `"validation"` and `"test"`.
-
-    Raises:
-        ValueError: `train` and `test` have different labels. In `setup`: fewer than two sentences
-            are left for training and validation.
     """
 
     def __init__(

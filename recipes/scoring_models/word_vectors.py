@@ -72,9 +72,6 @@ def sentence_vectors(
         exclude: Files of held-out sentences, such as those to be scored.
         vectors: Short name of word vectors, or a folder that `WordVectors.save` has written.
         centred: Subtract the mean of the corpus; see `CentredVectors`.
-
-    Raises:
-        ValueError: The files contain no sentence outside `exclude`, or none with a known word.
     """
     return shared_model(_fit, tuple(corpus), tuple(exclude), vectors, centred)
 

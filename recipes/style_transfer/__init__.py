@@ -34,9 +34,6 @@ class Sentences:
         exclude: Files of held-out sentences.
         words: Smallest and largest number of words of a sentence.
         seed: Seed of the choice of sentences.
-
-    Raises:
-        ValueError: The template lacks a field.
     """
 
     files: Mapping[str, str]

@@ -70,11 +70,7 @@ class PseudoPairs:
     file: str
 
     def make(self) -> None:
-        """Write the file if it does not exist.
-
-        Raises:
-            ValueError: No sentence has a pair.
-        """
+        """Write the file if it does not exist."""
         path = Path(self.file).expanduser()
         if path.is_file():
             return

@@ -638,12 +638,7 @@ class PairFile:
     extra_pairs: bool = True
 
     def build(self) -> None:
-        """Build the file, or resume it. A second process that builds the same file waits.
-
-        Raises:
-            ValueError: There are fewer texts than `count`, or the file was started with other
-                texts or settings.
-        """
+        """Build the file, or resume it. A second process that builds the same file waits."""
         if self.passage_words is None:
             texts = sample_rows(self.kind, self.texts, self.exclude, self.count, self.seed)
         else:

@@ -113,9 +113,6 @@ class TransferSentences(pl.LightningDataModule):
         styles: The two styles, in order.
         sentences: Style → training sentences, in lower case.
         pairs: Paraphrase pairs, which a model with the loss of eq. 5 sets.
-
-    Raises:
-        ValueError: In `setup`: a style has no sentence, or fewer than `count`.
     """
 
     tokenizer: PreTrainedTokenizerFast

@@ -30,9 +30,6 @@ def paraphrase_pairs(
     Equation 5 decodes each v in both styles, so that a v with the words of one style would teach
     the other style to write them. So the stand-in has the pairs whose words are on average most
     equally frequent in both styles, one for every five training sentences as in the paper.
-
-    Raises:
-        ValueError: A line lacks a tab or a side, or no pair is left.
     """
     draws = random.Random(seed)
     if file is not None:

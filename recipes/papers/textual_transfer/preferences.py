@@ -312,9 +312,6 @@ def write_sheet(given: Namespace) -> None:
     """Write `sheet.csv` for the judges, and `key.csv`, which they don't see.
 
     Rows of all pairs of systems are mixed, and each system of a pair is A in half of its rows.
-
-    Raises:
-        ValueError: A file has a sentence twice, or two systems have too few sentences in common.
     """
     outputs: dict[str, dict[tuple[str, str], tuple[str, str]]] = {}
     for name, _, file in (system.partition("=") for system in given.system):
@@ -363,9 +360,6 @@ def win_rates(
     The `RATES` have percentile intervals over rows of the sheet: the answers of several people to
     one row are drawn together. If all rows agree, the interval is wider. An empty cell is not an
     answer.
-
-    Raises:
-        ValueError: An answer is not A, B or tie, or a row is not in the key.
     """
     rows = {row["item"]: row for row in read_placed(key)[0]}
     pairs = dict.fromkeys((row["first"], row["second"]) for row in rows.values())

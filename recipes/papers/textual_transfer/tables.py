@@ -99,10 +99,6 @@ class TransferReport(pl.Callback):
         sentences: Test sentences. The template of their prompts is not used.
         scoring_models: Models that compute the scores.
         references: See `read_references`; None for no BLEU.
-
-    Raises:
-        MisconfigurationException: In `setup`: a `RewardCheckpoint` is absent, or selection sees
-            all test sentences.
     """
 
     def __init__(
@@ -252,11 +248,7 @@ def _gm(validation: Row) -> float:
 
 
 def read_run(folder: Path) -> TransferRun:
-    """Read a run from the folder of its `HistoryLogger`, with its `test.json` if it has ended.
-
-    Raises:
-        ValueError: No validation has accuracy, similarity and perplexity of the corpus.
-    """
+    """Read a run from the folder of its `HistoryLogger`, with its `test.json` if it has ended."""
     history = JsonLog(folder / "metrics.jsonl").read()
     curves = {
         name: {

@@ -200,10 +200,6 @@ class TextualTransfer(pl.LightningModule):
         max_words: Most words of a transferred sentence.
         style_models: Language models of the styles, for `language`, which are trained first.
         paraphrases: File of pairs for `paraphrase`; None makes them, see `paraphrase_pairs`.
-
-    Raises:
-        ValueError: `lambdas` has an unknown loss or a negative weight.
-        MisconfigurationException: In `setup`: several devices, or float16.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -326,11 +322,7 @@ class TextualTransfer(pl.LightningModule):
         """Do nothing: `GenerationScorer` scores at validation."""
 
     def complete_samples(self, samples: Samples) -> list[str]:
-        """Rewrite the sources in the styles that `labels` name, greedily.
-
-        Raises:
-            ValueError: `sources` or `labels` are absent, or a label is not a style of the model.
-        """
+        """Rewrite the sources in the styles that `labels` name, greedily."""
         sources = samples.require("sources", "TextualTransfer")
         labels = samples.require("labels", "TextualTransfer")
         targets = [self.styles.index(one_of("a label", label, self.styles)) for label in labels]
