@@ -6,7 +6,6 @@ import os
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,9 @@ def with_extended(arguments: Sequence[str]) -> list[str]:
         arguments = ["--config", *arguments]
     given, options = parser.parse_known_args(arguments)
     changes = {key: yaml.safe_load(v) for key, v in vars(given).items() if "." in key}
-    content = reduce(_merged, map(read_job, given.config), {})
+    content: dict[str, Any] = {}
+    for path in given.config:
+        content = _merged(content, read_job(path))
     smoke = content.pop("smoke", {})
     if given.smoke:
         folder = {"trainer.default_root_dir": tempfile.mkdtemp(prefix="ctrlreward-smoke-")}
