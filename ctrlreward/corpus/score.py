@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +25,9 @@ from ctrlreward.command_line.terminal import (
     user_errors,
 )
 from ctrlreward.failures import rows_named
-from ctrlreward.files import write_whole
+from ctrlreward.files import JsonLog, write_whole
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.models.identity import identified
+from ctrlreward.models.identity import identified, sha256_of
 from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.scorers.base import Scores, check_samples
@@ -41,13 +42,10 @@ from ctrlreward.tables.columns import (
 )
 from ctrlreward.tables.rows import (
     SUFFIXES,
-    Row,
     check_suffix,
     encode_rows,
     no_such_file,
-    parse_table,
     read_placed,
-    read_rows,
 )
 
 _DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file.
@@ -108,7 +106,8 @@ def score_file(
         input: The texts: a .jsonl, .csv or .parquet file, by path or by URL
             (`s3://bucket/texts.jsonl`).
         output: File for the input's columns and the scores, .jsonl, .csv or .parquet. It appears
-            when it is complete; until then, the scores so far are in OUTPUT.partial.jsonl.
+            when it is complete; until then, the scores so far are in OUTPUT.partial.jsonl. An
+            existing one is not scored again with the same settings, and an error with others.
         scorers: One or more scorers, each followed by its options: `--scorers CTRLEval Perplexity`,
             `--scorers CTRLEval --scorers.task=topic --scorers Perplexity`, or a list in the YAML
             file.
@@ -152,15 +151,20 @@ def score_file(
             if Component(component.scorer, name) not in scored.values():
                 scored[f"corpus/{len(scored)}/{name}"] = Component(component.scorer, name)
     path = Path(f"{output}.partial.jsonl")
-    settings = {"columns": asdict(columns), "label_map": label_map, "scorers": identified(identity)}
+    settings = {
+        "by": by,
+        "columns": asdict(columns),
+        "label_map": label_map,
+        "scorers": identified(identity),
+    }
     log = samples_log(path, scored, rows, settings)
     systems = [str(row.get(by)) for row in rows] if by else [""] * len(rows)
-    if target.exists() and not path.exists():
-        _require_complete(target, rows, list(components))
-        print(
-            f"{output} is already complete, by the settings of the run that wrote it. "
-            f"Delete it to score {input} again."
-        )
+    seal = target.with_name(f".{target.name}.settings")  # a digest of them and of the output
+    if target.exists():
+        if not seal.is_file() or seal.read_text() != _seal(log, target.read_bytes()):
+            raise ValueError(f"{output} exists. Delete it, or choose another output.")
+        path.unlink(missing_ok=True)
+        print(f"{output} is already complete. Delete it to score {input} again.")
         return
     if "outputs" in read:
         print(_joined_line(read, samples))
@@ -169,7 +173,9 @@ def score_file(
     with rows_named(places, read):
         scores = score_parts(scored, samples, log, places, systems)
     added = {name: scores[name] for name in components}
-    write_whole(target, encode_rows(target.suffix, rows, added))
+    content = encode_rows(target.suffix, rows, added)
+    write_whole(seal, _seal(log, content))
+    write_whole(target, content)
     path.unlink(missing_ok=True)
     _print_summary(components, scored, scores, np.array(systems))
     two = [*dict.fromkeys(systems)]
@@ -177,6 +183,10 @@ def score_file(
         command = ["ctrlreward", "compare", str(output), "--by", by]
         command += ["--systems", *two[:2]] if len(two) > 2 else []
         print(f"Which is better: {shlex.join(command)}")
+
+
+def _seal(log: JsonLog, content: bytes) -> str:
+    return sha256_of([log.identity, hashlib.sha256(content).hexdigest()])
 
 
 def _replacements(label_map: Sequence[str] | None) -> dict[str, str]:
@@ -212,20 +222,6 @@ def _left_out(
             needed = component.scorer.required_columns([component.name])
             missing = [JSON_KEYS[c] for c in needed if getattr(samples, c) is None]
             yield f"{component.name} is left out: it needs {', '.join(missing)}"
-
-
-def _require_complete(output: Path, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Raise if an existing output lacks scores or was made from other rows."""
-    table = parse_table(encode_rows(output.suffix, rows, {}), str(output))
-    expected, found = [row for _, row in table], read_rows(output)
-    lacks = [name for name in names if name not in found[0]]
-    carried = [
-        {name: row.get(name) for name in cells} for row, cells in zip(found, expected, strict=False)
-    ]
-    # repr, because NaN is not equal to itself
-    if lacks or len(found) != len(expected) or repr(carried) != repr(expected):
-        problem = f"has no {', '.join(lacks)}" if lacks else "was made from other rows"
-        raise ValueError(f"{output} exists but {problem}. Use another output.")
 
 
 def _print_summary(

@@ -158,7 +158,7 @@ def _scores(
     if isinstance(loaded, Reward):
         samples = loaded.as_read(samples)
     both = components | {f"reward/{name}": each for name, each in parts.items()}
-    kept = samples_log(log, both, samples)
+    kept = samples_log(log, both, samples) if log else None
     scores = score_parts(both, samples, kept, places) if both else {}
     specs = {name: component.spec for name, component in components.items()}
     found = {name: scores[name] for name in components}

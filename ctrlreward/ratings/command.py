@@ -151,7 +151,7 @@ def rated(
     with explained_columns(list(file.rows[0])), rows_named(file.places):
         if scorers:
             components = name_components(scorers, names, file.samples)
-            kept = samples_log(log, components, file.samples)
+            kept = samples_log(log, components, file.samples) if log else None
             if both := sorted(values.keys() & components.keys()):
                 raise ValueError(f"{', '.join(both)} is both a column and a score. Pass --names.")
             values |= score_parts(components, file.samples, kept, file.places)

@@ -23,19 +23,19 @@ FIRST, MOST, SECONDS = 1, 8192, 5.0
 
 
 def samples_log(
-    path: Path | None,
+    path: Path,
     components: Mapping[str, Component],
     rows: Samples | Sequence[Any],
     settings: Mapping[str, Any] | None = None,
-) -> JsonLog | None:
-    """Return the log of some scores of some rows with these settings, None without a path."""
+) -> JsonLog:
+    """Return the log of some scores of some rows with these settings."""
     identity = {
         "versions": versions(),
         "sha256 of the rows": hashlib.sha256(repr(rows).encode(errors="replace")).hexdigest(),
         "scores": list(components),
         **(settings or {}),
     }
-    return JsonLog(path, identity) if path else None
+    return JsonLog(path, identity)
 
 
 def score_parts(
@@ -94,7 +94,9 @@ def score_parts(
             for name, values in record["scores"].items():
                 done = start + len(values)
                 scores[name][first[start:done]] = values
-        for component in components.values():
+            for row, reason in record["failures"].items():
+                failures.add(int(row), reason)
+        for component in {**(pointwise if done < len(first) else {}), **others}.values():
             component.scorer.load()  # one may be missing, and another take hours
         size = FIRST
         with track("scoring", len(first), done=done) as advance:
@@ -105,7 +107,8 @@ def score_parts(
                 advance(len(rows))
                 if log:
                     own = {name: none_for_nan(v) for name, v in found.scores.items()}
-                    log.append({"row": done, "scores": own})
+                    why = {rows[i]: reason for i, reason in found.failures.items()}
+                    log.append({"row": done, "scores": own, "failures": why})
                 done += len(rows)
                 size = int(size * min(4, SECONDS / max(monotonic() - began, 1e-9)))
                 size = min(max(size, 1), MOST)

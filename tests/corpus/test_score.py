@@ -72,7 +72,7 @@ def test_all_formats_keep_columns_and_add_scores(source: str, target: str) -> No
     assert [int(row["id"]) for row in rows] == list(range(10))
     np.testing.assert_array_equal(number_column(rows, "letters"), np.array(EXPECTED, float))
     assert list(rows[0]) == ["id", "text", "letters"]
-    assert {path.name for path in Path().iterdir()} == {source, target}
+    assert {path.name for path in Path().iterdir()} == {source, target, f".{target}.settings"}
 
 
 def test_an_input_by_a_url() -> None:
@@ -274,11 +274,15 @@ def test_a_complete_output_is_not_scored_again(output: str, refused: Callable[..
     content = Path(output).read_bytes()
     main(["score", *command])
     assert OneLetter.calls == [4, 3, 2]  # one text is empty
-    assert "no rank" in refused(*command[:2], "--scorers+=fakes.Rank")
+    for other in (["--scorers+=fakes.Rank"], ["--scorers.letter=t"], ["--by=id"]):
+        assert f"{output} exists" in refused(*command, *other)
     for edited in (records[:-1], [*records, records[0]], [{**records[0], "id": 9}, *records[1:]]):
         write(edited)
-        assert "other rows" in refused(*command)
+        assert f"{output} exists" in refused(*command)
     assert Path(output).read_bytes() == content
+    write(records)
+    Path(output).write_bytes(content + b"\n")  # as another program would
+    assert f"{output} exists" in refused(*command)
 
 
 def test_a_second_process_is_refused(refused: Callable[..., str]) -> None:
@@ -289,7 +293,11 @@ def test_a_second_process_is_refused(refused: Callable[..., str]) -> None:
         assert "out.jsonl.partial.jsonl is in use by another process" in refused(*command)
         assert OneLetter.calls == []
     main(["score", *command])
-    assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]
+    assert sorted(path.name for path in Path().iterdir()) == [
+        ".out.jsonl.settings",
+        "in.jsonl",
+        "out.jsonl",
+    ]
 
 
 # Errors

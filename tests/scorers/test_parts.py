@@ -78,3 +78,18 @@ def test_a_log_has_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ValueError, match=r"log\.jsonl is in use"):
         score_parts({"length": component}, TEXTS, log)
     assert [each.name for each in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_resumed_run_tells_all_failures_and_loads_nothing_if_none_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(parts, "MOST", 1)
+    component = Rounded()["length"]
+    log = samples_log(tmp_path / "log.jsonl", {"length": component}, TEXTS)
+    scores = score_parts({"length": component}, TEXTS, log)["length"]
+    told = caplog.messages[:]
+    monkeypatch.setattr(Rounded, "load", interrupt)
+    again = score_parts({"length": Rounded()["length"]}, TEXTS, log)["length"]
+    np.testing.assert_array_equal(again, scores)
+    assert caplog.messages == told * 2
+    assert "2 of 8" in told[0]
