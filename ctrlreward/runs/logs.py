@@ -193,11 +193,11 @@ def _row(row: Any, place: str) -> LoggedStep:
     """Return step and numbers of an object of JSON."""
     if not isinstance(row, dict):
         raise ValueError(f"{place} contains {kind_of(row)}, must be a JSON object")
-    step, numbers = row.get("step"), {k: v for k, v in row.items() if _is_number(v)}
-    if not _is_number(step) or not isfinite(finite_or_nan(step)):
-        raise ValueError(f"{place} has the step {str(step)[:40]}, must be a number")
-    metrics = {k: finite_or_nan(v) for k, v in numbers.items() if k not in _NO_METRICS}
-    return int(step), metrics
+    numbers = {key: finite_or_nan(value) for key, value in row.items() if _is_number(value)}
+    step = numbers.get("step", nan)
+    if not isfinite(step):
+        raise ValueError(f"{place} has the step {str(row.get('step'))[:40]}, must be a number")
+    return int(step), {k: value for k, value in numbers.items() if k not in _NO_METRICS}
 
 
 def _csv_row(cells: Mapping[str, str], place: str) -> LoggedStep:

@@ -376,9 +376,15 @@ def _charts(selection: Selection) -> list[dict[str, Any]]:
         for each in shown:
             ends = selection.intervals.get(each.step, {}).get(key, ())
             points.append([each.step, *map(_plain, (each.metrics[key], *ends))])
-        chart = {"key": key, "group": group or ("score" if key in held_out else "other")}
-        chart |= {"mode": run.modes.get(key), "bounds": list(bounds.get(key, ()))}
-        charts.append({**chart, "points": points})
+        charts.append(
+            {
+                "key": key,
+                "group": group or ("score" if key in held_out else "other"),
+                "mode": run.modes.get(key),
+                "bounds": list(bounds.get(key, ())),
+                "points": points,
+            }
+        )
     return charts
 
 

@@ -136,7 +136,8 @@ def _score_again(
         key = f"{name}/{TOTAL}"
         scores[TOTAL], metrics[key] = totals, valid_mean(totals)
         tables[key] = totals.reshape(prompts, repeats)
-    by_prompt = {key: row for key, row in stored.by_prompt.items() if len(row) == prompts}
+    by_prompt: dict[str, Scores] = {}
+    by_prompt |= {key: row for key, row in stored.by_prompt.items() if len(row) == prompts}
     by_prompt |= {k.removeprefix(f"{name}/"): valid_row_means(t) for k, t in tables.items()}
     reasons = {key: told for key, told in stored.reasons.items() if key not in scores}
     both = {**stored.scores, **scores}

@@ -341,7 +341,7 @@ def _cell(selection: Selection, each: Decided, key: str) -> str:
     return text
 
 
-def _interval(values: Sequence[float], mean: float) -> tuple[float, float] | None:
+def _interval(values: Any, mean: float) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean by a bootstrap of the prompts; None without two of them.
 
     Percentiles of 1,000 resamples (Efron and Tibshirani 1993, ch. 13), the same in every call. None
