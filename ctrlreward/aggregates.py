@@ -49,15 +49,11 @@ class Weighted(Aggregate):
 
     Args:
         weights: Component → weight. The default is 1, or -1 for a score that is better when lower.
-
-    Raises:
-        ValueError: A weight rewards the wrong direction, or is of no component.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def check(self, components: Mapping[str, Component]) -> Weighted:
-        """See `Aggregate`."""
         for name, weight in self.weights.items():
             spec = components[one_of("each key of weights", name, components)].spec
             if (weight if spec.higher_is_better else -weight) < 0:
@@ -66,7 +62,6 @@ class Weighted(Aggregate):
         return Weighted({name: float(self.weights.get(name, w)) for name, w in default.items()})
 
     def __call__(self, scores: Mapping[str, Scores]) -> Scores:
-        """See `Aggregate`."""
         return np.sum([weight * scores[name] for name, weight in self.weights.items()], axis=0)
 
 
@@ -82,9 +77,6 @@ class GM(Aggregate):
             language model. With t1 ≥ 0, a copied input of the other style has reward 0. With
             t4 ≤ 2 - t3, fluent texts always have more (`adjusted_gm`).
         names: The three components, in the order of eq. 1; found by `check` if left out.
-
-    Raises:
-        ValueError: The thresholds are no four numbers, or there are other components.
     """
 
     thresholds: tuple[float, float, float, float] = GM_THRESHOLDS
@@ -94,7 +86,6 @@ class GM(Aggregate):
         object.__setattr__(self, "thresholds", checked_thresholds(self.thresholds))
 
     def check(self, components: Mapping[str, Component]) -> GM:
-        """See `Aggregate`."""
         keys = {component.name: name for name, component in components.items()}
         for accuracy in ("accuracy", "label_probability"):
             wanted = (accuracy, "similarity", "perplexity")
@@ -106,7 +97,6 @@ class GM(Aggregate):
         )
 
     def __call__(self, scores: Mapping[str, Scores]) -> Scores:
-        """See `Aggregate`."""
         return gm_of(self.names, self.thresholds, scores)
 
 
@@ -120,9 +110,6 @@ class Minimum(Aggregate):
         scales: Component → mean and standard deviation on good texts, as `fit_scales` returns
             them: each score becomes the number of deviations by which it is better than the mean.
             None compares scores as they are, which must be better when higher.
-
-    Raises:
-        ValueError: The scores do not have one scale, or `scales` are of other components.
     """
 
     scales: Scales | None = None
@@ -131,7 +118,6 @@ class Minimum(Aggregate):
     skips = True
 
     def check(self, components: Mapping[str, Component]) -> Self:
-        """See `Aggregate`."""
         signs = {n: 1 if c.spec.higher_is_better else -1 for n, c in components.items()}
         if self.scales is None:
             if lower := [name for name, sign in signs.items() if sign < 0]:
@@ -156,7 +142,6 @@ class Minimum(Aggregate):
         return np.ma.masked_invalid(table)
 
     def __call__(self, scores: Mapping[str, Scores]) -> Scores:
-        """See `Aggregate`."""
         return np.ma.filled(self.members(scores).min(axis=0), np.nan)
 
 
@@ -181,14 +166,12 @@ class MeanMinusDeviation(Minimum):
         not_negative("penalty", self.penalty)
 
     def check(self, components: Mapping[str, Component]) -> Self:
-        """See `Aggregate`."""
         ranges = {component.spec.range for component in components.values()}
         if self.scales is None and len(ranges) > 1:
             raise ValueError(f"scales must be given for scores of several ranges, got {ranges}")
         return super().check(components)
 
     def __call__(self, scores: Mapping[str, Scores]) -> Scores:
-        """See `Aggregate`."""
         return np.ma.filled(mean_minus_deviation(self.members(scores), self.penalty), np.nan)
 
     def further(self, scores: Mapping[str, Scores]) -> dict[str, Scores]:

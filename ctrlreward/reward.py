@@ -72,7 +72,6 @@ class RewardBatch:
         )
 
     def __getitem__(self, rows: slice | npt.NDArray[np.intp]) -> RewardBatch:
-        """Return the rewards of some samples."""
         kept = np.arange(len(self.total))[rows]
         return replace(
             self,
@@ -114,12 +113,7 @@ class AnyReward(ABC):
     _worker: Worker
 
     def __call__(self, samples: SamplesLike | None = None, **columns: Any) -> RewardBatch:
-        """Score samples, as `as_samples` converts them with `columns`, in the calling thread.
-
-        Raises:
-            Exception: Any exception of a scorer, or of `as_samples`.
-            ValueError: A scorer or the aggregate does not return one value per sample.
-        """
+        """Score samples, as `as_samples` converts them with `columns`, in the calling thread."""
         return self._score(as_samples(samples, **columns))
 
     def __getitem__(self, name: str) -> Component:
@@ -174,11 +168,6 @@ class Reward(AnyReward):
 
     Attributes:
         aggregate: The aggregate, for these components. For others see `AnyReward`.
-
-    Raises:
-        TypeError: `components` is of another type.
-        ValueError: No components, two of one name, a scorer with several scores, components that
-            the aggregate can't combine, or a condition that can't be met.
 
     Examples:
         >>> from ctrlreward import Perplexity, Similarity, WordVectors
@@ -243,7 +232,6 @@ class Reward(AnyReward):
             scorer.load()
 
     def release(self) -> None:
-        """See `AnyReward`."""
         self._worker.close(cancel=True)
         for scorer in self._scorers():
             scorer.release()
@@ -303,8 +291,6 @@ def _split(components: Components) -> tuple[dict[str, Component], dict[str, floa
     weights: dict[str, float] = {}
     for place, name, given in places:
         component, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-        if isinstance(component, tuple):
-            raise TypeError(f"{place} has {len(component)} items, must be (component, weight)")
         if not isinstance(weight, Real | None):
             raise TypeError(f"the weight of {place} must be a number, got {shortened(weight)}")
         if isinstance(component, AnyReward):

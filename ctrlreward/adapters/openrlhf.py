@@ -46,10 +46,7 @@ def as_reward_func(
             `prefixes` is mapped, else the completion alone.
 
     Raises:
-        TypeError: `reward` is neither a `Reward` nor components.
-        ValueError: An unknown column, a score that is not finite, a component named `failed`, or
-            a component that depends on several samples. When called: a query that does not start
-            with its prompt.
+        ValueError: When called: a query does not start with its prompt.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -76,7 +73,6 @@ class OpenRLHFReward:
     def __call__(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
     ) -> dict[str, Any]:
-        """Return the tensors that OpenRLHF reads."""
         values = self.values(self.reward(self.samples(queries, prompts, labels)))
         tensors = {
             name: torch.tensor(scores, dtype=torch.float32) for name, scores in values.items()
@@ -87,11 +83,9 @@ class OpenRLHFReward:
     def samples(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any] | None
     ) -> Samples:
-        """Return the samples of n queries."""
         completions = completions_of(queries, prompts, self.end_tokens)
         table = {} if labels is None else {"label": labels}
         return build_samples(completions, prompts, table, self.columns)
 
     def values(self, batch: RewardBatch) -> dict[str, list[float]]:
-        """Return finite numbers for n samples: `rewards`, each component, and `failed`."""
         return finite_values(batch, self.failed_score, "rewards")

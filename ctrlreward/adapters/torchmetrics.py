@@ -62,12 +62,10 @@ class _ScoreMetric(Metric):
 
     @property
     def component(self) -> Component:
-        """The component that is scored."""
         return self._shared.component
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]  # torchmetrics has it per class
-        """The score's direction."""
         return self.component.spec.higher_is_better
 
 
@@ -105,13 +103,9 @@ class ScoreMean(_ScoreSums):
 
     The component is a score that depends on one sample alone, `ctrleval["coherence"]`, or a scorer
     with a single score. Samples that a distributed sampler repeats count twice.
-
-    Raises:
-        ValueError: The score depends on several samples, or the scorer has several scores.
     """
 
     def compute(self) -> Tensor:
-        """Return the mean."""
         return self.sums[0] / self.sums[1]
 
 
@@ -120,11 +114,9 @@ class FailRate(_ScoreSums):
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
-        """False, whatever the direction of the score."""
         return False
 
     def compute(self) -> Tensor:
-        """Return the rate."""
         return 1.0 - self.sums[1] / self.sums[2]
 
 
@@ -133,9 +125,6 @@ class ScoreOfAll(_ScoreMetric):
 
     For scores that depend on several samples (`distinct["distinct_2"]`): `compute` gathers the
     samples on every rank, and each rank scores all of them.
-
-    Raises:
-        ValueError: The scorer has several scores.
     """
 
     if TYPE_CHECKING:

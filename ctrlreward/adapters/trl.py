@@ -35,21 +35,13 @@ _NOT_COLUMNS = ("log_extra", "log_metric", "trainer_state")
 
 
 class RewardFuncs(list[Any]):
-    """The one function of a reward: alone for `reward_funcs`, or in a list with others.
-
-    Examples:
-        >>> functions = as_reward_funcs(lambda texts: [float(len(text)) for text in texts])
-        >>> functions(["Say"], [" hi"]) == functions[0](["Say"], [" hi"])
-        True
-    """
+    """The one function of a reward: alone for `reward_funcs`, or in a list with others."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
         return self[0](*args, **kwargs)
 
     @property
     def __name__(self) -> str:
-        """The name in TRL's log."""
         return str(self[0].name)
 
 
@@ -73,11 +65,6 @@ def as_reward_funcs(
             sample without a value in such a column is of another task: its reward is None.
         name: Name of the function in TRL's log, different for each reward.
 
-    Raises:
-        TypeError: `reward` is neither a `Reward` nor components.
-        ValueError: A column that `Samples` doesn't have, or that the reward needs and `columns`
-            lacks. When called: a column that the dataset doesn't have.
-
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
@@ -99,7 +86,6 @@ class RewardFunc:
 
     @property
     def __name__(self) -> str:
-        """The name in TRL's log."""
         return self.name
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Rewards:

@@ -38,12 +38,6 @@ def as_compute_score(
             such as `{"labels": "ground_truth", "sources": "text"}`. Texts are prefix + solution if
             `prefixes` is mapped, else the solution alone.
 
-    Raises:
-        TypeError: `reward` is neither a `Reward` nor components.
-        ValueError: A column that `Samples` doesn't have, a score that is not finite, a component
-            named `score` or `failed`, or one that depends on several samples. When called: a key
-            that the sample doesn't have.
-
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
@@ -104,7 +98,6 @@ class _ComputeScore:
         extra_info: Mapping[str, Any] | None = None,
         **_unused: Any,  # verl adds the reward_kwargs of its config
     ) -> Result:
-        """Return the result of one sample."""
         sample = self._sample(data_source, solution_str, ground_truth, extra_info)
         return self._results(self.reward(sample))[0]
 
@@ -116,7 +109,6 @@ class _ComputeScore:
         extra_info: Mapping[str, Any] | None = None,
         **_unused: Any,
     ) -> Result:
-        """Return the result of one sample, scored with the others of its batch."""
         sample = self._sample(data_source, solution_str, ground_truth, extra_info)
         # The task has ended before the queue is empty if its event loop was closed.
         if not self.queue or self.scoring is None or self.scoring.done():

@@ -50,14 +50,11 @@ def watch(
     Args:
         reward: A `Reward`, or a reward function of TRL (`completions`, `prompts`, columns), verl
             (`compute_score`) or OpenRLHF (`queries`, `prompts`, `labels`). Of other functions the
-            first argument is the completions, a text or a list.
+            first argument is the completions, a text or a list. Of a coroutine function, watch the
+            `Reward` in it.
         path: JSONL file for the metrics, besides TRL's log; an existing one is continued.
         level: Probability of any false alarm in the whole run.
         tolerances: Largest drift that doesn't matter, by statistic: see `DriftMonitor`.
-
-    Raises:
-        TypeError: A coroutine function, or a list of several: watch the `Reward` in it, or each.
-        ValueError: An argument is out of range.
 
     Examples:
         >>> def brevity(completions, **columns):

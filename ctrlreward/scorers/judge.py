@@ -103,27 +103,22 @@ class Judge(ModelScorer[CausalLM]):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of each score."""
         rubric = self.rubric
         criteria = {name: each.range for name, each in (rubric.criteria or {}).items()}
         ranges = {rubric.name: rubric.range, **criteria}
         return {name: ScoreSpec(higher_is_better=True, range=each) for name, each in ranges.items()}
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Columns that the rubric shows."""
         return {name: "Judge" for name in self.rubric.columns if name != "texts"}
 
     def build_model(self, name: str) -> CausalLM:
-        """Load the judge, or share it with other scorers."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Device of a local judge."""
         return super().devices if self.address is None else ()
 
     def load(self) -> None:
-        """Load a local judge now instead of at the first `score`."""
         if self.address is None:
             super().load()
 

@@ -79,7 +79,6 @@ class RemoteRewardModel(Scorer):
     specs: Mapping[str, ScoreSpec] = {REWARD: UNBOUNDED}
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """`prompts` if the template needs them."""
         return {"prompts": type(self).__name__} if needs_prompts(self.template) else {}
 
     def score_samples(self, samples: Samples) -> Scored:

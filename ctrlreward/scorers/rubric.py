@@ -42,13 +42,11 @@ class Criterion:
 
     @property
     def scores(self) -> dict[str, float]:
-        """Score of each answer."""
         answers: Any = self.answers
         return dict(answers)
 
     @property
     def range(self) -> tuple[float, float]:
-        """Lowest and highest score."""
         return min(self.scores.values()), max(self.scores.values())
 
 
@@ -109,7 +107,6 @@ class Rubric:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Lowest and highest score; with criteria of their weighted mean."""
         worths = {name: answers.values() for name, answers in self.questions().items()}
         low, high = ({name: end(worth) for name, worth in worths.items()} for end in (min, max))
         return self.mean(low), self.mean(high)
@@ -155,7 +152,6 @@ class Rubric:
 
 
 def _read_criteria(given: Any, mean: str) -> dict[str, Criterion]:
-    """Return the criteria by name; a mapping of arguments is one."""
     if not given or mean in given:
         raise ValueError(f"criteria must be one or more, by names other than {mean!r}")
     criteria = {}
@@ -168,7 +164,6 @@ def _read_criteria(given: Any, mean: str) -> dict[str, Criterion]:
 
 
 def _read_answers(given: Any) -> dict[str, float]:
-    """Return the score of each answer."""
     scores = given if isinstance(given, Mapping) else {item: item for item in given}
     answers = {}
     for answer, worth in scores.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -12,14 +13,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 
 from ctrlreward.arguments import positive
 from ctrlreward.command_line.reward_file import reward_of
 from ctrlreward.reward import Reward
-from ctrlreward.scorers.model_servers import LOOPBACK
 from ctrlreward.serving.batcher import Batcher
 from ctrlreward.serving.contract import (
     MOST_BYTES,
@@ -40,6 +39,7 @@ _OTHER_HOST = (
     "a server without a token answers only requests to localhost, 127.0.0.1 or [::1]: set "
     "CTRLREWARD_TOKEN for server and clients"
 )
+_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d*)?", re.IGNORECASE)
 _OPEN = ("/health", "/openapi.json", "/ready")
 
 
@@ -132,10 +132,6 @@ def create_app(
     if get_reward is not None:
         app.include_router(get_reward_route(get_reward, reward))
 
-    if token is None:
-        hosts = [f"[{host}]" if ":" in host else host for host in sorted(LOOPBACK)]
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
-
     @app.middleware("http")
     async def guard(
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
@@ -143,7 +139,10 @@ def create_app(
         """Refuse by the headers, before a body is read; count replies, and log no message, which
         may quote a text.
         """
-        if request.url.path not in _OPEN and not authorised(request):
+        if token is None and not _LOOPBACK.fullmatch(request.headers.get("host", "")):
+            response = _error(400, _OTHER_HOST)
+        # The path of `request.url` follows the Host that a client sends.
+        elif request.scope["path"] not in _OPEN and not authorised(request):
             message = "the server needs its token: Authorization: Bearer TOKEN"
             response = _error(401, message, {"WWW-Authenticate": "Bearer"})
         elif "transfer-encoding" in request.headers:  # whose length nothing limits
@@ -159,10 +158,6 @@ def create_app(
                 kind = type(error).__name__
                 log.error("%s while serving %s", kind, request.url.path)
                 response = _error(500, f"the server failed: {kind}")
-        if (
-            response.status_code == 400 and _media_type(response.headers) == "text/plain"
-        ):  # of TrustedHostMiddleware
-            response = _error(400, _OTHER_HOST)
         route = getattr(request.scope.get("route"), "path", "other")
         batcher.metrics.requests.labels(route, str(response.status_code)).inc()
         return response
@@ -174,7 +169,8 @@ def create_app(
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         """Reply to an invalid body without repeating it, since it has texts."""
-        if not _media_type(request.headers).endswith("json"):  # then the body was not parsed
+        media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if not media_type.endswith("json"):  # then the body was not parsed
             return _error(415, "send Content-Type: application/json")
         errors = error.errors()[:100]  # each sample may have the same
         return _error(422, [{key: item[key] for key in ("loc", "msg", "type")} for item in errors])
@@ -192,10 +188,6 @@ def served_app(block: Mapping[str, Any], device: str | None = None, **options: A
     if not isinstance(reward, Reward):
         raise ValueError("the file has the reward of another server: serve that server's file")
     return create_app(reward, block=block, **options)
-
-
-def _media_type(headers: Mapping[str, str]) -> str:
-    return headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 def _error(status: int, detail: Any, headers: Mapping[str, str] | None = None) -> Response:

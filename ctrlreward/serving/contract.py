@@ -63,7 +63,6 @@ class ScoreBody(Message):
         return samples
 
     def to_samples(self) -> Samples:
-        """Return the samples; an `ItemError` for attributes that no label can have."""
         keys = self.samples[0].model_fields_set if self.samples else {"text"}
         columns: Any = {COLUMN_OF[k]: [getattr(s, k) for s in self.samples] for k in keys}
         return Samples(**columns)

@@ -51,7 +51,6 @@ class RewardReplica:
         self._arguments = arguments
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Return the application; Ray Serve runs its lifespan."""
         self._app = served_app(**self._arguments)
         return self._app
 

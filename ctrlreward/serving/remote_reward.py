@@ -94,7 +94,6 @@ class RemoteReward(AnyReward):
         self._worker = Worker()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings and the description, without connections."""
         return {**vars(self), "_clients": {}}
 
     @property
@@ -117,17 +116,14 @@ class RemoteReward(AnyReward):
 
     @property
     def derived(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Names of the further columns of its batches."""
         return tuple(self.description["derived"])
 
     @property
     def given(self) -> dict[str, tuple[str, float]]:  # type: ignore[override]
-        """The conditions of components, as in `Reward`."""
         return {name: tuple(each) for name, each in self.description["given"].items()}
 
     @property
     def weights(self) -> dict[str, float] | None:  # type: ignore[override]
-        """The weight of each component of a weighted reward; None with other aggregates."""
         weights: dict[str, float] | None = self.description["weights"]
         return weights
 
@@ -258,7 +254,6 @@ class RemoteScorer(Scorer):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of each component, as reported by the server."""
         return {
             name: ScoreSpec(
                 c["higher_is_better"],
@@ -270,12 +265,10 @@ class RemoteScorer(Scorer):
         }
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """All columns that the reward needs, each with the scorer that needs it on the server."""
         components = self.reward.description["components"].values()
         return {c: reader for each in components for c, reader in each["required_columns"].items()}
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Request the reward from the server; each component is float64 of shape (n,)."""
         batch = self.reward(samples)
         return {name: batch.components[name] for name in self.specs}
 

@@ -68,6 +68,9 @@ def test_a_stranger_is_refused_before_the_body_is_read(live_server: Start, rewar
     for body in (b"{", b"[" * 100_000):  # the rest is never sent
         reply = send(server, body, length=10**6).getresponse()
         assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
+    # A path in the Host is no path.
+    reply = server.client.post("/score", json=one("soup"), headers={"Host": "x/health?"})
+    assert reply.status_code == 401
 
 
 def test_clients_that_hang_up_harm_nobody(
