@@ -166,9 +166,6 @@ class Reward(AnyReward):
         unfinished: Whether a completion without an answer counts as a whole (`"score"`) or fails
             (`"fail"`). None: as the samples say.
 
-    Attributes:
-        aggregate: The aggregate, for these components. For others see `AnyReward`.
-
     Examples:
         >>> from ctrlreward import Perplexity, Similarity, WordVectors
         >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
@@ -222,9 +219,6 @@ class Reward(AnyReward):
             for scorer in self._scorers():
                 scorer.to(device)
         self._worker = Worker()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {', '.join(self.components)}>"
 
     def load(self) -> None:
         """Load all models now: before `submit` on a thread, since this may draw random numbers."""

@@ -92,8 +92,6 @@ class Judge(ModelScorer[CausalLM]):
     ) -> None:
         super().__init__(model, **options)
         self.rubric = rubric if isinstance(rubric, Rubric) else Rubric.load(rubric)
-        if key_variable is not None and address is None:
-            raise ValueError("key_variable is for a server, but address is None")
         self.address = address and check_address(address, "http://127.0.0.1:8000/v1")
         self.key_variable = key_variable
         self.concurrency = positive("concurrency", concurrency)

@@ -79,11 +79,7 @@ class Rubric:
 
     def __post_init__(self) -> None:
         known = {*JSON_KEYS.values()} - {"group", "answer_after", "unfinished"}
-        try:
-            slots = set(self._slots)
-        except (TypeError, ValueError):  # a single brace
-            slots = set()
-        if "text" not in slots or not slots <= known:
+        if not {"text"} <= {*self._slots} <= known:
             raise ValueError(
                 f"prompt must have {{text}}, and may have {', '.join(sorted(known))} in braces, "
                 f"{{{{ and }}}} for others, got {self.prompt!r}"

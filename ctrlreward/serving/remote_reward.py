@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,7 +33,6 @@ log = logging.getLogger(__name__)
 # Token of a server and its clients, so that it is not in a command line, YAML or checkpoint.
 TOKEN_VARIABLE = "CTRLREWARD_TOKEN"
 
-_IDLE = 30  # seconds that an unused connection is kept
 _CONNECT = 10  # seconds to open one
 
 
@@ -220,8 +218,6 @@ class RemoteReward(AnyReward):
             raise _Transient(message, wait)
         if status == 422:
             raise ValueError(message)
-        if status == 404 and urlsplit(self.url).path:
-            message = f"{message}: url is the server's address, without {urlsplit(self.url).path}"
         raise RuntimeError(f"{method} {self.url}{path} was answered by {status}, {message}")
 
     def _client(self) -> httpx2.Client:
@@ -233,11 +229,7 @@ class RemoteReward(AnyReward):
             client = httpx2.Client(
                 headers={"Authorization": f"Bearer {token}"} if token else None,
                 timeout=httpx2.Timeout(self.timeout, connect=_CONNECT),
-                limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE),
                 trust_env=address.hostname not in LOOPBACK,
-                # Reading the machine's certificates takes longer than a request. Without them, no
-                # HTTPS server is trusted.
-                verify=True if address.scheme == "https" else SSLContext(PROTOCOL_TLS_CLIENT),
             )
             self._clients.setdefault(os.getpid(), client)
         return self._clients[os.getpid()]

@@ -291,13 +291,6 @@ def test_a_server_that_loads_its_models_is_waited_for(
         letters.go.set()
 
 
-def test_a_url_with_the_path_of_a_route_is_named(
-    live_server: Callable[..., Any], reward: Reward
-) -> None:
-    with pytest.raises(RuntimeError, match=r"404.*without /score"):
-        RemoteReward(live_server(reward).url + "/score").load()
-
-
 @pytest.mark.parametrize(
     ("status", "body", "error", "named"),
     [
