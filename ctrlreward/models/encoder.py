@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,8 @@ from transformers import AutoModel, PreTrainedModel
 
 from ctrlreward.models.batching import Ids
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.sources import SHORT_NAMES, resolve
+from ctrlreward.models.loading import side_file
+from ctrlreward.models.sources import SHORT_NAMES
 from ctrlreward.models.tokenization import encode_texts
 
 Vectors = npt.NDArray[np.float64]
@@ -129,21 +129,17 @@ def declared_length(model: str) -> int | None:
 
     256 for all-MiniLM-L6-v2, whose positions are 512; None if the model does not declare it.
     """
-    file = Path(resolve(model)).expanduser() / "sentence_bert_config.json"
-    declared = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    declared = side_file(model, "sentence_bert_config.json") or {}
     length: int | None = declared.get("max_seq_length")
     return length
 
 
 def declared_pooling(model: str) -> str:
     """Return how sentence-transformers pools the tokens: "mean", "cls" or "lasttoken"."""
-    folder = Path(resolve(model)).expanduser()
-    file = folder / "modules.json"
-    modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    modules = side_file(model, "modules.json") or []
     kinds = {each["type"].rpartition(".")[2]: each.get("path", "") for each in modules}
     other = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
-    file = folder / kinds.get("Pooling", "1_Pooling") / "config.json"
-    pooling = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    pooling = side_file(model, f"{kinds.get('Pooling', '1_Pooling')}/config.json") or {}
     used = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value]
     names = [key.removeprefix("pooling_mode_").removesuffix("_tokens") for key in used]
     names = [name.removesuffix("_token") for name in names]

@@ -19,8 +19,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
+from ctrlreward.files import read_json
 from ctrlreward.models.completeness import check_complete, model_named
 from ctrlreward.models.dtypes import pick_dtype
 from ctrlreward.models.sources import resolve
@@ -35,6 +37,12 @@ def load_config(model: str) -> PretrainedConfig:
     """Load the configuration of a model, without its weights."""
     with model_named(model):
         return AutoConfig.from_pretrained(resolve(model), trust_remote_code=False)
+
+
+def side_file(model: str, name: str) -> Any:
+    """Return the value of a JSON file beside the weights, of a folder or the hub; None without."""
+    path = cached_file(resolve(model), name, _raise_exceptions_for_missing_entries=False)
+    return read_json(path) if path else None
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:

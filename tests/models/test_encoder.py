@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +100,26 @@ def test_a_folder_says_how_it_is_pooled(tmp_path: Path, pooling, pick) -> None:
         hidden = [model(**tokenizer(t, return_tensors="pt")).last_hidden_state[0] for t in texts]
     expected = torch.stack([pick(h) / pick(h).norm() for h in hidden]).numpy()
     np.testing.assert_allclose(Encoder(folder).embed(texts), expected, atol=1e-5)
+
+
+def test_a_model_of_the_hub_is_read_as_its_files_declare(tmp_path: Path) -> None:
+    """As a folder of the same files; in another process, as the place of the cache is read once."""
+    folder = Path(
+        declared(tmp_path / "model", ["Transformer", "Pooling"], {"pooling_mode_cls_token": True})
+    )
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 5}')
+    cache = tmp_path / "hub" / "models--users--encoder"
+    shutil.copytree(folder, cache / "snapshots" / ("a" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("a" * 40)
+    script = (
+        "import sys, numpy as np; from ctrlreward.models.encoder import Encoder\n"
+        "hub, local = Encoder('users/encoder'), Encoder(sys.argv[1])\n"
+        "assert (hub.pooling, hub.sentence_tokens) == ('cls', 5)\n"
+        "assert np.array_equal(hub.embed(['a cold soup']), local.embed(['a cold soup']))"
+    )
+    offline = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", script, str(folder)], env=offline, check=True)
 
 
 @pytest.mark.parametrize(
