@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ctrlreward.arguments import inner_path, positive
 from ctrlreward.functional.means import valid_mean, valid_row_means
@@ -246,26 +245,27 @@ class HeldOutScorer:
     ) -> tuple[dict[str, float], dict[str, Scores]]:
         """Return the scores of the corpus, and jackknife values, each of shape (prompts,).
 
-        The latter are of scores of the corpus, and of scores that a group of texts shares.
+        The latter are of scores of the corpus, and of scores that a group of texts shares: without
+        a prompt, only groups that it shares with others are scored again.
         """
         grouped = {key: c for key, c in self.components.items() if c.scorer.of_groups}
-        missing = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
-
-        def of_groups(rows: npt.NDArray[np.int64]) -> dict[str, float]:
-            again = score(grouped, samples[rows[~missing[rows]].tolist()]).scores
-            return {key: valid_mean(again[key]) for key in grouped}
-
         prompts = np.arange(len(samples)) // self._repeats
-        of_corpus = partial(self._of_corpus, scores)
-        corpus = of_corpus(np.arange(len(samples)))
+        _, groups = np.unique(samples.groups or [""] * len(samples), return_inverse=True)
+        corpus = self._of_corpus(scores, np.arange(len(samples)))
+        without: dict[str, list[float]] = {key: [] for key in (*grouped, *corpus)}
+        for prompt in range(prompts[-1] + 1):
+            others = prompts != prompt
+            for key, value in (self._of_corpus(scores, others) if corpus else {}).items():
+                without[key].append(value)
+            changed = np.flatnonzero(others & np.isin(groups, groups[~others])).tolist()
+            again = score(grouped, samples[changed]).scores if changed else {}
+            for key in grouped:
+                values = scores[key].copy()
+                values[changed] = again.get(key, ())
+                without[key].append(valid_mean(values[others]))
         means = {key: valid_mean(scores[key]) for key in grouped if prompts[-1] > 0}
-        jackknifed = {}
-        for whole, figures_of in ((means, of_groups), (corpus, of_corpus)):
-            others = (np.flatnonzero(prompts != prompt) for prompt in range(prompts[-1] + 1))
-            without = [figures_of(rows) for rows in others] if whole else []
-            for name, value in whole.items():
-                jackknifed[name] = jackknife_values(value, [each[name] for each in without])
-        return corpus, jackknifed
+        whole = means | corpus
+        return corpus, {key: jackknife_values(whole[key], without[key]) for key in whole}
 
     def _of_corpus(self, scores: Mapping[str, Scores], rows: Any) -> dict[str, float]:
         """Return the scores of the corpus of some rows and their deviations, by key."""

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes import Letters, Variety
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning_choice import (
     GenerationScorer,
     MisconfigurationException,
@@ -65,7 +67,7 @@ def test_figures_means_and_jackknife_values_by_brute_force() -> None:
         assert found[key] == pytest.approx(expected)
 
 
-def test_failed_texts_of_groups_are_left_out_once_and_texts_written_first(tmp_path: Path) -> None:
+def test_texts_are_written_before_groups_are_scored_again(tmp_path: Path) -> None:
     class Failing(Variety):
         breaks = False
 
@@ -84,6 +86,41 @@ def test_failed_texts_of_groups_are_left_out_once_and_texts_written_first(tmp_pa
     with pytest.raises(RuntimeError, match="scored again"):
         scorer.score_samples(PROMPTS[[i // 2 for i in range(8)]], path)
     assert len(path.read_text().splitlines()) == 8
+
+
+@given(
+    st.lists(st.sampled_from("xyz"), min_size=1, max_size=5),
+    st.lists(st.text("ab", max_size=3), min_size=10, max_size=10),
+    st.booleans(),
+)
+def test_groups_are_scored_again_only_where_a_prompt_shares_them(
+    names: list[str], texts: list[str], given_groups: bool
+) -> None:
+    """As if all texts were scored without each prompt; once for groups of one prompt each."""
+
+    class Counted(Variety):
+        calls = 0
+
+        def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
+            self.calls += 1
+            return super().score_samples(samples)
+
+    counted, prompts = Counted(), [f"{name} " for name in names]
+    held_out = Samples(prompts, prefixes=prompts, groups=names if given_groups else None)
+    scorer = HeldOutScorer({"v": counted}, held_out, generations_per_prompt=2)
+    scorer.evaluate(lambda asked: texts[: len(asked)])
+    assert counted.calls == 1 or len({*names}) < len(names)
+    rows = [(i // 2, prompts[i // 2] + texts[i]) for i in range(2 * len(names))]
+
+    def mean(kept: list[tuple[int, str]]) -> float:
+        groups = [names[i] if given_groups else str(i) for i, _ in kept]
+        samples = Samples([text for _, text in kept], groups=groups)
+        return float(Variety().score_samples(samples)["variety"].mean())
+
+    without = [mean([row for row in rows if row[0] != i]) for i in range(len(names))]
+    if len(names) > 1:
+        expected = [len(names) * mean(rows) - (len(names) - 1) * value for value in without]
+        np.testing.assert_allclose(scorer.evidence["score/v"], expected)
 
 
 def test_decisions_follow_the_corpus(fit, counter, tmp_path: Path) -> None:
