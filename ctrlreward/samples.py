@@ -460,8 +460,9 @@ class Samples:
 
     @staticmethod
     def concat(parts: Iterable[Samples]) -> Samples:
-        """Concatenate samples in order."""
+        """Concatenate samples in order; parts without samples may have any columns."""
         parts = list(parts)
+        parts = [part for part in parts if len(part)] or parts[:1]
         names = [*parts[0].columns(), *parts[0].extra]
         for i, part in enumerate(parts):
             if [*part.columns(), *part.extra] != names:

@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from lightning_choice import (
 )
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
-from ctrlreward import Samples, as_samples
+from ctrlreward import Samples, as_samples, completion
+from ctrlreward.completion import complete
 
 ROWS = st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=4)
 
@@ -63,6 +65,19 @@ def test_rest_and_method_make_no_difference(
     written = Samples(texts=[prefix + rest for prefix, rest in rows], prefixes=prefixes)
     assert generate(EchoOfSamples(), written, repeats, seed) == bare
     assert len(bare) == repeats * len(rows)
+
+
+def test_a_rank_may_have_no_prompts_for_a_model_that_reasons(monkeypatch) -> None:
+    class Reasoner(Echo):
+        tokenizer = SimpleNamespace(chat_template="<think>…</think>")
+
+    prompts = Samples(["a", "b"]).as_prompts()
+    parts = [complete(Reasoner(), prompts[rank::3], 2, rank) for rank in range(3)]
+    monkeypatch.setattr(completion, "rank_and_ranks", lambda: (2, 3))
+    monkeypatch.setattr(completion, "on_every_rank", lambda work: [*parts[:2], work()])
+    samples = completion.generate_across_ranks(Reasoner(), prompts, 2, 0)
+    assert samples.prompts == ("a", "a", "b", "b")
+    assert samples.answer_after == ("</think>",) * 4
 
 
 def test_the_seed_fixes_the_texts_and_the_random_state_is_restored() -> None:
