@@ -158,7 +158,7 @@ class Samples:
         contexts: Knowledge that the text should draw on (a fact, a document).
         histories: Dialog before the text.
         prompts: Input of the generator, for reward models, judges, tables and adapters. It may be
-            a conversation, a list of messages with role and content, which is kept as JSON.
+            a conversation, a list of messages with role and content, kept as a `Conversation`.
         groups: Group ids, strings or integers, equal for samples of the same prompt.
         answer_after: End of a completion's reasoning, such as `"</think>"`, one for all or one per
             sample. Only the answer is scored: what follows the last one. "" for the whole.
@@ -429,10 +429,11 @@ class Samples:
     def distinct(self) -> tuple[Samples, list[int]]:
         """Return the distinct samples (the samples themselves if all are), and each one's index.
 
-        Groups are not compared: no pointwise scorer reads them.
+        Groups and `extra` are not compared: no pointwise scorer reads them, unless it
+        `reads_extra`.
         """
         keys = [column for name, column in self.columns().items() if name != "groups"]
-        keys += [tuple(map(repr, column)) for column in self.extra.values()]  # of any type
+        keys.append(tuple(map(type, self.prompts or self.texts)))  # a text may spell a conversation
         index_of: dict[tuple[Any, ...], int] = {}
         first_rows: list[int] = []
         inverse: list[int] = []
@@ -511,8 +512,13 @@ def joined(prefix: str, output: str) -> str:
 
 
 def records_of(samples: Samples) -> list[dict[str, Any]]:
-    """Return one record per sample, with the singular keys of the columns that are present."""
+    """Return one record per sample, with the singular keys of the columns that are present.
+
+    A conversation is a list of messages.
+    """
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
+    if samples.prompts is not None:
+        columns["prompt"] = tuple(parse_conversation(each) or each for each in samples.prompts)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -611,24 +617,27 @@ def parse_attributes(label: str) -> dict[str, str] | None:
     return {name: value.strip() for name, value in zip(names, values, strict=True)}
 
 
-def conversation_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the prompt for a conversation: its messages, each with a role, as JSON."""
-    return json.dumps([dict(message) for message in messages], ensure_ascii=False)
+class Conversation(str):
+    """A prompt that is a conversation: its messages as JSON. The same text alone is none."""
+
+
+def conversation_prompt(messages: Sequence[Mapping[str, Any]]) -> Conversation:
+    """Return the prompt for a conversation of messages, each with a role."""
+    return Conversation(json.dumps([dict(each) for each in messages], ensure_ascii=False))
 
 
 def parse_conversation(prompt: str) -> list[dict[str, Any]] | None:
     """Return the messages of a prompt of `conversation_prompt`; None for a plain prompt."""
-    if not prompt.startswith("[{"):
-        return None
-    try:
-        messages = json.loads(prompt)
-    except ValueError:
-        return None
-    return messages if _are_messages(messages) else None
+    return json.loads(prompt) if isinstance(prompt, Conversation) else None
 
 
-def _are_messages(items: Iterable[Any]) -> bool:
-    return all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in items)
+def _are_messages(items: Sequence[Any]) -> bool:
+    return bool(items) and all(
+        isinstance(item, Mapping)
+        and isinstance(item.get("role"), str)
+        and isinstance(item.get("content"), str | list | None)
+        for item in items
+    )
 
 
 def _attribute_rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:

@@ -26,7 +26,13 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import (
+    Samples,
+    SamplesLike,
+    as_samples,
+    columns_from_records,
+    records_of,
+)
 from ctrlreward.scorers.base import Component, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 
@@ -152,7 +158,7 @@ class ScoreOfAll(_ScoreMetric):
         if ids is not None and len(ids) != len(samples):
             raise ValueError(f"ids must be one per sample, got {len(ids)} for {len(samples)}")
         if len(samples):
-            update = [None if ids is None else list(map(int, ids)), samples.columns()]
+            update = [None if ids is None else list(map(int, ids)), records_of(samples)]
             encoded = bytearray((json.dumps(update) + "\n").encode())
             records = torch.frombuffer(encoded, dtype=torch.uint8)
             assert isinstance(self.records, list)
@@ -164,7 +170,7 @@ class ScoreOfAll(_ScoreMetric):
         updates = [json.loads(line) for line in bytes(content).decode().splitlines()]
         if not updates:
             return torch.tensor(torch.nan, dtype=torch.float64, device=self.device)
-        samples = Samples.concat(Samples(**columns) for _, columns in updates)
+        samples = Samples.concat(Samples(**columns_from_records(rows)) for _, rows in updates)
         rows = {i: row for row, i in enumerate(i for ids, _ in updates for i in ids or ())}
         if rows and any(ids is None for ids, _ in updates):
             raise ValueError("ids must be passed in every update, or in none")

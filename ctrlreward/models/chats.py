@@ -56,5 +56,6 @@ def prompt_text(prompt: str) -> str:
 
 
 def prompt_messages(prompt: str) -> list[dict[str, str]]:
-    """Return a prompt of `Samples` as messages: a text is one of the user."""
-    return parse_conversation(prompt) or [{"role": "user", "content": prompt}]
+    """Return a prompt of `Samples` as messages with plain texts: a text is one of the user."""
+    messages = parse_conversation(prompt) or [{"role": "user", "content": prompt}]
+    return [{**message, "content": plain_text([message])} for message in messages]

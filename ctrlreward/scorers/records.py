@@ -122,7 +122,8 @@ def sample_table(
     columns = samples.columns()
     names = [name for name in ("prompts", "labels", "texts") if name in columns]
     numbers = [none_for_nan(values) for values in scores.values()]
-    shown = [*(columns[name] for name in names), *numbers, *reasons.values()]
+    texts = [[*map(str, columns[name])] for name in names]  # W&B knows no other class of strings
+    shown = [*texts, *numbers, *reasons.values()]
     rows = evenly_spaced(len(samples), TABLE_ROWS)
     body: list[list[Cell]] = [[column[i] for column in shown] for i in rows]
     header = [*(JSON_KEYS[name] for name in names), *scores, *(f"{n}_reason" for n in reasons)]

@@ -29,7 +29,8 @@ class Message(BaseModel):
 class Sample(Message):
     """One sample; all samples of a request have the same keys.
 
-    `label` is a label, or an object with a label of each attribute.
+    `label` is a label, or an object with a label of each attribute; `prompt` is a text, or the
+    messages of a conversation.
     """
 
     text: str
@@ -39,7 +40,7 @@ class Sample(Message):
     reference: str | Annotated[list[str], Field(min_length=1)] = ""
     context: str = ""
     history: str = ""
-    prompt: str = ""
+    prompt: str | list[dict[str, Any]] = ""
     group: str = ""
     answer_after: str = ""
     unfinished: Unfinished = "score"
