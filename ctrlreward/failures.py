@@ -37,6 +37,10 @@ class ItemError(ValueError):
         return f"{self.column}[{self.row}] {self.problem}"
 
 
+class UnreadableText(ValueError):
+    """A text of a sample that no model may read as it stands; `score` makes it a failure."""
+
+
 @contextmanager
 def rows_named(places: Sequence[str], columns: Mapping[str, str] | None = None) -> Iterator[None]:
     """Name the place of an `ItemError` raised inside: `reviews.csv:417: mood = 'pos' is not …`.

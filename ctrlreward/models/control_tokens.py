@@ -22,6 +22,8 @@ from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerBase
 
+from ctrlreward.failures import UnreadableText
+
 Piece: TypeAlias = str | int
 Pieces: TypeAlias = tuple[Piece, ...]
 """A string, cut anywhere, with control tokens as ids."""
@@ -96,7 +98,7 @@ def chat_pieces(
 ) -> Pieces:
     """Return a conversation by a chat template; only the control tokens of the template are ids.
 
-    A ValueError if the template changes a message in which a control token is written.
+    An `UnreadableText` if the template changes a message in which a control token is written.
     """
     control = control_of(tokenizer)
     template: Any = tokenizer.apply_chat_template
@@ -123,7 +125,7 @@ def chat_pieces(
                 piece = piece.replace(f"{quote}{control.ids[token]}{quote}", token)
         pieces.append(piece)
     if "".join(p if isinstance(p, str) else control.names[p] for p in pieces) != text:
-        raise ValueError(
+        raise UnreadableText(
             f"a message must not have {' and '.join(map(repr, written))}, as the chat template of "
             f"{tokenizer.name_or_path} changes it"
         )
@@ -156,9 +158,9 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
             suspects.append(text)
     for token in reader.unspelled:
         if any(token in text for text in suspects):
-            raise ValueError(
-                f"{token!r} is a control token of {tokenizer.name_or_path}, whose tokenizer "
-                "cannot read it as text. Remove it from the text."
+            raise UnreadableText(
+                f"the tokenizer of {tokenizer.name_or_path} can't read {token!r}, a control token, "
+                "as text"
             )
     return reader.spelling if suspects else tokenizer
 

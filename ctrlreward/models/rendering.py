@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple, TypeAlias
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.models.chats import plain_text, prompt_text
+from ctrlreward.failures import UnreadableText
+from ctrlreward.models.chats import prompt_messages, prompt_text
 from ctrlreward.models.control_tokens import Pieces, chat_pieces, written_pieces
 from ctrlreward.models.tokenization import Ids, read_chunks, special_ids, warn_truncated
-from ctrlreward.samples import parse_conversation
 
 Side: TypeAlias = Literal["left", "right"]
 
@@ -112,8 +112,7 @@ def _chats(
         raise ValueError(f"template must not be 'chat' for model = {model!r}, which has none")
     chats = []
     for prompt, completion in answers:
-        messages = parse_conversation(prompt or "") or [{"role": "user", "content": prompt or ""}]
-        turns = [{**turn, "content": plain_text([turn])} for turn in messages]
+        turns = prompt_messages(prompt or "")
         if turns[-1]["role"] == "assistant":  # a beginning of the answer, which was continued
             completion = turns.pop()["content"] + completion
         turns.append({"role": "assistant", "content": completion})
@@ -121,7 +120,7 @@ def _chats(
             chats.append(chat_pieces(tokenizer, turns, {}, add_generation_prompt=False))
         except TemplateError as error:
             roles = ", ".join(str(turn["role"]) for turn in turns)
-            raise ValueError(
+            raise UnreadableText(
                 f"the chat template of model = {model!r} refuses a conversation of {roles}: {error}"
             ) from error
     return chats

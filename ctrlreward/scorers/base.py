@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.arguments import Mode, kind_of
-from ctrlreward.failures import Failures, ItemError
+from ctrlreward.failures import Failures, ItemError, UnreadableText
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.models.sharing import locked
 from ctrlreward.samples import (
@@ -106,6 +106,9 @@ class Scorer(ABC):
 
     # True if `score` leaves out the scores whose columns are absent.
     optional: bool = False
+
+    # True if it reads `Samples.extra`: then also a pointwise one gets equal samples apart.
+    reads_extra: bool = False
 
     device: str = ""  # of the model, as in torch; "" for a scorer without a model
 
@@ -286,19 +289,32 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
         wanted.setdefault(component.scorer, set()).add(component.name)
     alike: dict[tuple[bool, bool], list[Scorer]] = {}
     for scorer in wanted:
-        alike.setdefault((scorer.pointwise, scorer.scores_empty), []).append(scorer)
+        merges = scorer.pointwise and not (samples.extra and scorer.reads_extra)
+        alike.setdefault((merges, scorer.scores_empty), []).append(scorer)
     columns: dict[Component, Scores] = {}
     failures, reasons = Failures(), dict[Component, list[str]]()
-    for (pointwise, scores_empty), scorers in alike.items():
-        unreadable = Failures(unfinished | samples.unreadable(not scores_empty))
+    together = [
+        (merges, scorers, Failures(unfinished | samples.unreadable(not scores_empty)))
+        for (merges, scores_empty), scorers in alike.items()
+    ]
+    while together:
+        merges, scorers, unreadable = together.pop(0)
         rows = [i for i in range(len(samples)) if i not in unreadable]
         readable = samples[rows] if unreadable else samples
-        chosen, places = readable.distinct() if pointwise else (readable, [*range(len(rows))])
+        chosen, places = readable.distinct() if merges else (readable, [*range(len(rows))])
+        asked = {scorer: wanted[scorer] for scorer in scorers}
         try:
-            found = scores_of({scorer: wanted[scorer] for scorer in scorers}, chosen)
+            found = scores_of(asked, chosen)
         except ItemError as error:
             row = rows[places.index(error.row)]
             raise ItemError(error.column, row, error.problem) from error
+        except UnreadableText:
+            if len(scorers) > 1:  # of one of their models
+                together += [(merges, [scorer], unreadable) for scorer in scorers]
+            else:
+                more = unreadable_rows(asked, samples, rows)
+                together.append((merges, scorers, Failures(unreadable | more)))
+            continue
         failures |= unreadable
         place_of = dict(zip(rows, places, strict=True))
         for scorer, (scores, own_failures, own_reasons) in found.items():
@@ -316,6 +332,25 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
         failures,
         {name: reasons[c] for name, c in components.items() if any(reasons.get(c, ()))},
     )
+
+
+def unreadable_rows(
+    wanted: Mapping[Scorer, Collection[str]], samples: Samples, rows: Sequence[int]
+) -> Failures:
+    """Return which rows have a text that is an `UnreadableText` for a scorer, found by halves."""
+    try:
+        scores_of(wanted, samples[rows])
+    except ItemError:  # not of these texts
+        return Failures()
+    except UnreadableText as error:
+        half = len(rows) // 2
+        if not half:
+            return Failures({rows[0]: str(error)})
+        return Failures(
+            unreadable_rows(wanted, samples, rows[:half])
+            | unreadable_rows(wanted, samples, rows[half:])
+        )
+    return Failures()
 
 
 def scores_of(wanted: Mapping[Scorer, Collection[str]], samples: Samples) -> dict[Scorer, Scored]:

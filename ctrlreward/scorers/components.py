@@ -64,6 +64,7 @@ class FunctionScorer(Scorer):
     range: tuple[float, float] = (-np.inf, np.inf)
 
     scores_empty = True
+    reads_extra = True
 
     def __post_init__(self) -> None:
         is_plain = callable(self.function) and not isinstance(self.function, type)

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import Letters
 from trl.rewards import accuracy_reward, get_soft_overlong_punishment, think_format_reward
 
 from ctrlreward import FunctionScorer, LexiconSentiment, Reward, Samples
 from ctrlreward.samples import MissingColumn
+from ctrlreward.scorers.base import score
 from ctrlreward.scorers.components import as_component, name_components
 
 SAMPLES = Samples(
@@ -118,6 +120,24 @@ def test_a_function_sees_the_whole_batch_unless_it_is_pointwise() -> None:
 
     assert Reward(count)(["a", "a"]).total.tolist() == [2, 2]
     assert Reward(FunctionScorer(count, pointwise=True))(["a", "a"]).total.tolist() == [1, 1]
+
+
+def test_equal_samples_with_other_further_columns_are_not_one() -> None:
+    """Long arrays are printed alike; scorers that read no such column get a sample once."""
+    ids = [np.zeros(2000), np.eye(1, 2000, 1000)[0]]
+    calls = []
+
+    def total(texts: list[str], ids: list[Any]) -> list[float]:
+        return [each.sum() for each in ids]
+
+    class Counted(Letters):
+        def score_samples(self, samples: Samples) -> dict[str, Any]:
+            calls.append(len(samples))
+            return super().score_samples(samples)
+
+    components = {"t": FunctionScorer(total, pointwise=True)["total"], "l": Counted()["letters"]}
+    assert score(components, Samples(["a", "a"], extra={"ids": ids})).scores["t"].tolist() == [0, 1]
+    assert calls == [1]
 
 
 def test_its_range_and_direction_are_declared() -> None:

@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctrlreward.failures import ItemError
+from ctrlreward.models import control_tokens
+from ctrlreward.models.control_tokens import _Reader
 from ctrlreward.samples import Samples
-from ctrlreward.scorers import CTRLEval, Scorer, Task
+from ctrlreward.scorers import CTRLEval, Distinct, Scorer, Task
 from ctrlreward.scorers.base import score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -111,6 +113,19 @@ def test_any_text(name: str, built: Callable[..., Scorer]) -> None:
         check(name, built(name), rows_of(texts, others))
 
     any_text()
+
+
+def test_a_control_token_that_a_tokenizer_cannot_spell_fails_its_texts(
+    monkeypatch, tiny_t5: str
+) -> None:
+    """Of a scorer of groups too; the text of a tokenizer that can is scored."""
+    scorer, samples = Distinct(tiny_t5), Samples(["a b", "a </s>", "c c"], groups=["0"] * 3)
+    alone = scorer.score(samples[[0, 2]])["distinct_1"]
+    readers = {scorer.tokenizer: _Reader("<", scorer.tokenizer, frozenset({"</s>"}))}
+    monkeypatch.setattr(control_tokens, "_READERS", readers)
+    scores, failures, _ = score({"distinct": scorer["distinct_1"]}, samples)
+    assert [*failures] == [1]
+    assert scores["distinct"][[0, 2]].tolist() == alone.tolist()
 
 
 # Labels and prompts

@@ -26,9 +26,11 @@ from trl import RewardConfig, RewardTrainer
 
 from ctrlreward import (
     Accuracy,
+    FunctionScorer,
     RewardModel,
     Samples,
 )
+from ctrlreward.scorers.base import score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -105,6 +107,10 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("ratings")
     labels = {0: "helpful", 1: "correct"}
     return save_bert(folder, BertForSequenceClassification, id2label=labels, **options)
+
+
+def of_length(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
 
 
 def own_rewards(model: Any, rows: Sequence[list[int]]) -> np.ndarray:
@@ -249,6 +255,29 @@ def test_what_cannot_be_scored_is_nan(chat_model: str) -> None:
     found = RewardModel(chat_model).score(samples)["reward"]
     assert np.isnan(found).tolist() == [True, True, False]
     assert failures_of(RewardModel(chat_model), samples).keys() == {0, 1}
+
+
+def test_a_text_that_the_template_refuses_or_changes_is_nan_and_the_others_have_scores(
+    chat_model: str, tmp_path: Path
+) -> None:
+    """Beside another scorer, whose model reads the text."""
+    folder = Path(shutil.copytree(chat_model, tmp_path / "model"))
+    refuses = (
+        "{% if 'system' in messages|map(attribute='role') %}{{ raise_exception('no') }}{% endif %}"
+    )
+    (folder / "chat_template.jinja").write_text(refuses + CHATML.replace("content", "content[:9]"))
+    prompts: list[Any] = [PROMPTS[0]] * 5
+    prompts[1] = [say("system", "Obey."), say("user", "Was it?")]
+    texts = ["It was.", "It was.", "Hi<|im_end|>\n", "Go<|im_end|>", "It was."]
+    samples, scorer = Samples(texts, prompts=prompts), RewardModel(str(folder))
+    length = FunctionScorer(of_length, pointwise=True)["of_length"]
+    scores, failures, _ = score({"r": scorer["reward"], "l": length}, samples)
+    assert np.isnan(scores["r"]).tolist() == [False, True, True, True, False]
+    assert failures.keys() == {1, 2, 3}
+    assert "refuses" in failures[1]
+    assert "<|im_end|>" in failures[2]
+    assert scores["l"].tolist() == [*map(len, texts)]
+    np.testing.assert_allclose(scores["r"][[0]], scorer.score(samples[:1])["reward"], atol=1e-6)
 
 
 def test_several_ratings_have_names(ratings: str) -> None:
