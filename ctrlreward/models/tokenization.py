@@ -142,13 +142,6 @@ def _beginning(tokenizer: PreTrainedTokenizerBase, text: str, size: int) -> str:
     return text[:place] if cut else text
 
 
-def bytes_of_first(tokenizer: PreTrainedTokenizerBase, text: str, tokens: int) -> int:
-    """Return the number of UTF-8 bytes of the first tokens of a text."""
-    read = read_strings(tokenizer, [text], return_offsets_mapping=True)
-    ends = [end for _, end in read["offset_mapping"][0]]
-    return len(text[: ends[tokens - 1] if tokens < len(ends) else None].encode())
-
-
 def warn_truncated(
     items: str, lengths: Sequence[int], limit: int | None, dropped: str, reader: str = "model"
 ) -> None:

@@ -11,13 +11,13 @@ from ctrlreward.arguments import positive
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.sharing import shared_model
 from ctrlreward.models.tasks import Continuation, TokenScores
-from ctrlreward.models.tokenization import bytes_of_first, first_tokens
+from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec, TaskScorer
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 
-# Numbers of scored tokens of each text, the weight of its log-likelihood in a corpus, and of bytes.
-TOKENS, BYTES = "tokens", "bytes"
+# Number of scored tokens of each text, the weight of its log-likelihood in a corpus.
+TOKENS = "tokens"
 
 
 def mean_log_probs(answers: Sequence[TokenScores]) -> tuple[Scores, Scores]:
@@ -25,12 +25,6 @@ def mean_log_probs(answers: Sequence[TokenScores]) -> tuple[Scores, Scores]:
     tokens = np.array([len(answer.ids) for answer in answers], np.float64)
     totals = np.array([np.minimum(answer.log_probs, 0.0).sum() for answer in answers])
     return np.divide(totals, tokens, where=tokens > 0, out=np.full_like(totals, np.nan)), tokens
-
-
-def bits_of(log_probs: Scores) -> Scores:
-    """Return -log2 p of natural logarithms, 0 or more."""
-    bits: Scores = -log_probs / np.log(2)
-    return bits
 
 
 def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
@@ -52,12 +46,9 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
       The perplexity of a corpus is over the tokens of all texts (`pooled_perplexity`), not a mean.
     - `log_likelihood`: the mean token log-probability, 0 or less; higher is better. The more
       stable reward of the two.
-    - `bits_per_byte`: -Σ log2 p of the tokens / UTF-8 bytes of the text, both of the part that is
-      read, 0 or more; lower is better. Unlike perplexity it compares models with different
-      tokenizers. Of a corpus, the bits of all texts over their bytes.
 
     The first token is conditioned on what begins a document (`start_token`). Without such a token
-    it has no probability, and only its bytes count.
+    it has no probability.
 
     Args:
         model: Local folder, Hugging Face id or short name of a decoder-only model.
@@ -81,19 +72,12 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
     specs: Mapping[str, ScoreSpec] = {
         "perplexity": ScoreSpec(higher_is_better=False, range=(1.0, np.inf)),
         "log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
-        "bits_per_byte": ScoreSpec(higher_is_better=False, range=(0.0, np.inf)),
     }
-    corpus_columns = ("log_likelihood", TOKENS, BYTES)
+    corpus_columns = ("log_likelihood", TOKENS)
 
     def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
-        """Return the perplexity over the tokens of all texts, and the bits per byte."""
-        mean, tokens, read = columns["log_likelihood"], columns[TOKENS], columns[BYTES]
-        scored = tokens > 0
-        bits = bits_of(mean[scored] * tokens[scored]).sum()
-        return {
-            "perplexity": pooled_perplexity(mean, tokens),
-            "bits_per_byte": float(bits / read[scored].sum()) if scored.any() else np.nan,
-        }
+        """Return the perplexity over the tokens of all texts."""
+        return {"perplexity": pooled_perplexity(columns["log_likelihood"], columns[TOKENS])}
 
     def build_model(self, name: str) -> CausalLM:
         """Load the language model, or share it with other scorers."""
@@ -114,21 +98,6 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
-        """Return the scores, and the numbers of tokens and of bytes."""
+        """Return the scores, and the numbers of tokens."""
         mean, tokens = mean_log_probs(answers)
-        read = np.array([*map(self._bytes, samples.texts, tokens.astype(int))], np.float64)
-        return {
-            "perplexity": np.exp(-mean),
-            "log_likelihood": mean,
-            "bits_per_byte": bits_of(mean * tokens) / read,
-            TOKENS: tokens,
-            BYTES: read,
-        }
-
-    def _bytes(self, text: str, tokens: int) -> int:
-        """Return the UTF-8 bytes of a text, of which as many tokens as this were read."""
-        model = self.loaded_model
-        size, limit = len(text.encode()), min(self.max_tokens or model.max_tokens, model.max_tokens)
-        # A token has at least a byte; a text that is cut to `limit` tokens may be read as fewer.
-        cut = size > limit and 2 * tokens > limit
-        return bytes_of_first(model.tokenizer, text, tokens) if cut else size
+        return {"perplexity": np.exp(-mean), "log_likelihood": mean, TOKENS: tokens}

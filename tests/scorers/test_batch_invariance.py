@@ -112,7 +112,6 @@ DECLARED = {
     ((-1.0, 1.0), "max"): "similarity polarity",
     ((-np.inf, 0.0), "max"): "coherence consistency log_likelihood faithfulness",
     ((1.0, np.inf), "min"): "perplexity",
-    ((0.0, np.inf), "min"): "bits_per_byte",
 }
 
 
