@@ -10,13 +10,12 @@ import numpy as np
 from ctrlreward.arguments import some_of
 from ctrlreward.failures import Failures
 from ctrlreward.functional.calibration import context_gain
-from ctrlreward.models.batching import in_windows
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.neutral_texts import NEUTRAL_CONTEXTS
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs, load_infiller
 from ctrlreward.models.tasks import Continuation
 from ctrlreward.samples import Samples, empty_items
-from ctrlreward.scorers.base import Scored, Scores, ScoreSpec
+from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, scatter
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.perplexity import mean_log_probs
 
@@ -122,18 +121,11 @@ class BARTScore(ModelScorer[Seq2SeqInfiller | CausalLM]):
         read, scored = _COLUMNS[part]
         sources, targets = (samples.require(c, f"BARTScore {part}") for c in (read, scored))
         failures = empty_items(read, sources) | empty_items(scored, targets)
-        kept = [i for i in range(len(samples)) if i not in failures]
-        scores = np.full(len(samples), np.nan)
-
-        def means(rows: Sequence[int]) -> list[float]:
-            pairs = [sources[i] for i in rows], [targets[i] for i in rows]
-            with self.locked_model() as model:
-                if isinstance(model, CausalLM):
-                    found = context_gain(*after_contexts(model, *pairs))
-                else:
-                    found, _ = mean_log_probs(conditional_log_probs(model, *pairs))
-            values: list[float] = found.tolist()
-            return values
-
-        scores[kept] = in_windows(kept, [len(sources[i]) + len(targets[i]) for i in kept], means)
-        return scores, Failures(failures)
+        rows = [i for i in range(len(samples)) if i not in failures]
+        pairs = [sources[i] for i in rows], [targets[i] for i in rows]
+        with self.locked_model() as model:
+            if isinstance(model, CausalLM):
+                found = context_gain(*after_contexts(model, *pairs))
+            else:
+                found, _ = mean_log_probs(conditional_log_probs(model, *pairs))
+        return scatter(found, rows, len(samples)), Failures(failures)
