@@ -1,9 +1,8 @@
-"""How much of some work a bar shows as finished, and where no bar is shown."""
+"""What a bar shows as finished, and where it is shown."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -14,66 +13,17 @@ from ctrlreward.progress import track
 from ctrlreward.scorers.parts import score_parts
 
 
-class Bar:
-    """A bar that keeps what it shows."""
-
-    def __init__(self, desc: str, total: float, initial: float, **style: Any) -> None:
-        self.title, self.numbers = desc, [initial]
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def update(self, items: float) -> None:
-        self.numbers.append(self.numbers[-1] + items)
-
-
-@pytest.fixture
-def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
-    """The bars of a test, as on a terminal."""
-    shown: list[Bar] = []
-    monkeypatch.setattr(progress, "tqdm", lambda **given: shown.append(Bar(**given)) or shown[-1])
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.delenv("CI", raising=False)
-    return shown
-
-
-def work() -> None:
-    with track("scoring", 12, done=2) as advance:
-        with track("reading", 3, "tokens") as tokens:  # inside other work: not shown
-            tokens(1)
-        advance(10)
-
-
-def test_the_outermost_work_has_a_bar(bars: list[Bar]) -> None:
-    work()
-    with pytest.raises(KeyboardInterrupt), track("second", 10):
-        raise KeyboardInterrupt  # work that fails leaves its place to the next
-    work()
-    assert [(bar.title, bar.numbers) for bar in bars] == [
-        ("scoring", [2, 12]),
-        ("second", [0]),
-        ("scoring", [2, 12]),
-    ]
-
-
-def test_texts_of_a_file_are_counted(bars: list[Bar]) -> None:
-    score_parts({"letters": OneLetter()["letters"]}, Samples(["soup", "tea", "soup"]))
-    assert [bar.numbers[-1] for bar in bars] == [2]  # distinct ones
-
-
-def test_threads_and_files_have_no_bar(
-    bars: list[Bar], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("terminal", "rank"), [(True, 0), (True, 1), (False, 0)])
+def test_rank_0_counts_distinct_texts_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, rank: int
 ) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    monkeypatch.setenv("CI", "1")
-    work()
-    monkeypatch.delenv("CI")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    work()
-    assert bars == []
-    assert capsys.readouterr().err == ""
+    bars: list[Any] = []
+    build = progress.tqdm
+    monkeypatch.setattr(progress, "tqdm", lambda **given: bars.append(build(**given)) or bars[-1])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(progress, "rank_and_ranks", lambda: (rank, 2))
+    score_parts({"letters": OneLetter()["letters"]}, Samples(["soup", "tea", "soup"]))
+    with track("more", 12, done=2) as advance:
+        advance(3)
+    shown = terminal and rank == 0
+    assert [bar.n for bar in bars] == ([2, 5] if shown else [0, 2])

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ctrlreward.arguments import positive
 from ctrlreward.models.accelerators import free_memory, free_unused
-from ctrlreward.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,10 +89,8 @@ def in_windows(
 ) -> list[Result]:
     """Call `answer` on the items of one window after the other; return a result each."""
     results: list[Result] = []
-    with track("reading", sum(sizes), "characters") as advance:
-        for window in windows(sizes, batch_tokens):
-            results += answer(items[window.start : window.stop])
-            advance(sum(sizes[window.start : window.stop]))
+    for window in windows(sizes, batch_tokens):
+        results += answer(items[window.start : window.stop])
     return results
 
 
@@ -111,7 +108,7 @@ def run_batched(
     """
     pending = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     results: dict[int, Result] = {}
-    with torch.inference_mode(), track("reading", sum(lengths), "tokens") as advance:
+    with torch.inference_mode():
         while pending:
             longest, unused, size = lengths[pending[0]], 0, 1
             while size < len(pending) and (size + 1) * longest <= batch_tokens:
@@ -132,7 +129,6 @@ def run_batched(
                 continue
             results.update(zip(batch, outputs, strict=True))
             pending = rest
-            advance(sum(lengths[i] for i in batch))
     return [results[i] for i in range(len(lengths))]
 
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ctrlreward.extras import import_extra
-from ctrlreward.progress import track
 
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
@@ -63,17 +62,10 @@ def in_parallel(
     ask: Callable[[Item], Reply], items: Sequence[Item], concurrency: int
 ) -> list[Reply]:
     """Return the reply to each item; after an error, no further request begins."""
-    replies = []
-    with (
-        track("scoring", len(items), "requests") as advance,
-        ThreadPoolExecutor(concurrency) as threads,
-    ):
+    with ThreadPoolExecutor(concurrency) as threads:
         futures = [threads.submit(ask, item) for item in items]
         try:
-            for future in futures:
-                replies.append(future.result())
-                advance(1)
+            return [future.result() for future in futures]
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
-    return replies
