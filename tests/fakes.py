@@ -63,8 +63,8 @@ class Letters(Scorer):
     def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
         return {"letters": _ratio(columns["letters"], columns["length"])}
 
-    def required_columns(self, names: Any = None) -> dict[str, str]:
-        return {"labels": "Letters"}
+    def required_columns(self, names: Any = None) -> list[str]:
+        return ["labels"]
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         self.calls.append(tuple(samples.texts))
@@ -207,8 +207,8 @@ class Share(Scorer):
     def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
         return {"share": _ratio(columns["count"], columns["length"])}
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        return {self.column: "Share"}
+    def required_columns(self, names: Collection[str] | None = None) -> list[str]:
+        return [self.column]
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         Share.calls.append(len(samples))

@@ -33,8 +33,9 @@ def check_columns(
         mapping[column] = source
     # A RemoteReward is not asked: its server may start later.
     for component in reward.components.values() if isinstance(reward, Reward) else ():
-        for name, reader in component.scorer.required_columns([component.name]).items():
+        for name in component.scorer.required_columns([component.name]):
             if name in JSON_KEYS and name not in (*mapping, *_FILLED_IN, "groups"):
+                reader = type(component.scorer).__name__
                 raise ValueError(f"{reader} needs the column {name!r}: columns={{{name!r}: ...}}")
     return mapping
 

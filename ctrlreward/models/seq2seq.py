@@ -114,7 +114,6 @@ class Seq2SeqInfiller(FrozenModel):
         self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
     def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
-        """Return the scores of the targets of each task, blank by blank."""
         lengths: list[int] = []
         read: list[int] = []
         answer = partial(self._answer, lengths=lengths, read=read)

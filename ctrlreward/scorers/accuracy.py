@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Unpack
 
@@ -51,9 +51,8 @@ class Accuracy(ModelScorer[LabelProbabilities]):
 
     specs = dict.fromkeys(("accuracy", "label_probability"), ScoreSpec(True, (0.0, 1.0)))
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """`labels`, the targets; none with a `target`."""
-        return {"labels": "Accuracy"} if self.target is None else {}
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
+        return ("labels",) if self.target is None else ()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -66,15 +65,12 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         return classifier_labels(self.model) if isinstance(self.model, str) else self.model.labels
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise if labels are absent or the classifier lacks one; loads no weights."""
         self._targets(samples, self.configured_labels)
 
     def build_model(self, name: str) -> LabelProbabilities:
-        """Load the classifier, or share it with other scorers."""
         return shared_model(Classifier, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return both scores."""
         targets = np.array(self._targets(samples, self.labels), int)
         with self.locked_model() as classifier:
             probabilities = np.asarray(classifier.probabilities(samples.texts))

@@ -214,7 +214,6 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of the chosen aspects, and of both parts of two-part aspects."""
         ranges: dict[str, tuple[float, float]] = {}
         for name in self.aspects:
             aspect = ASPECTS[name]
@@ -229,21 +228,18 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
                 ranges[name] = (-high if signed else 0.0, high)
         return {name: ScoreSpec(higher_is_better=True, range=both) for name, both in ranges.items()}
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Columns that the aspects read."""
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
         directions = [d for a in self._wanted(names) for d in ASPECTS[a].directions.values()]
         columns = dict.fromkeys(c for d in directions for c in (d.text, *d.others))
-        return {column: "Alignment" for column in columns if column != "texts"}
+        return [column for column in columns if column != "texts"]
 
     @cached_property
     def loaded_model(self) -> Aligner | Mapping[str, Aligner]:
-        """The aligner, or the one of each direction, loaded at the first use."""
         if not self.models:
             return super().loaded_model
         return {direction: self.build_model(name) for direction, name in self.models.items()}
 
     def build_model(self, name: str) -> Aligner:
-        """Load the aligner of the method, or share it with other scorers."""
         settings = (name, self.device, self.dtype, self.batch_tokens)
         if self.method == "embedding":
             layer = token_layer(name) if self.layer is None else self.layer
@@ -253,7 +249,6 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         return shared_model(RegressionAligner, *settings)
 
     def score_samples(self, samples: Samples, names: Collection[str] | None = None) -> Scored:
-        """Return the scores in `names`; NaN without a token to average."""
         n, aspects = len(samples), self._wanted(names)
         directions = [direction for name in aspects for direction in ASPECTS[name].directions]
         parts: dict[str, list[list[float]]] = {d: [[] for _ in range(n)] for d in directions}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Unpack
 
 import numpy as np
@@ -63,7 +63,6 @@ class AttributeClassifier(CompositeScorer):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of the means, then of each attribute's scores."""
         names = [*_NAMES, *(f"{name}_{key}" for key in self.classifiers for name in _NAMES)]
         return {name: ScoreSpec(higher_is_better=True, range=(0.0, 1.0)) for name in names}
 
@@ -82,21 +81,17 @@ class AttributeClassifier(CompositeScorer):
             figures[f"{name}_deviation"] = float(np.std(means)) if means else np.nan
         return figures
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """`labels`, which name the targets of each attribute."""
-        return {"labels": "AttributeClassifier"}
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
+        return ("labels",)
 
     @property
     def parts(self) -> tuple[Accuracy, ...]:
-        """The `Accuracy` scorer of each attribute."""
         return tuple(self.classifiers.values())
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise if a label names an unknown attribute or target; loads no weights."""
         self._targets(samples)
 
     def score_samples(self, samples: Samples, names: Collection[str] = ()) -> Scored:
-        """Return all scores, and `"combination"`; NaN for a label without a known attribute."""
         n, targets = len(samples), self._targets(samples)
         unnamed = [i for i, named in enumerate(targets) if not named]
         totals = {name: np.zeros(n) for name in _NAMES}

@@ -90,24 +90,17 @@ class BARTScore(ModelScorer[Seq2SeqInfiller | CausalLM]):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of the chosen scores."""
         return {name: ScoreSpec(True, (-np.inf, 0.0)) for name in self.aspects}
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """`sources` for faithfulness, `references` for the others."""
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
         aspects = self.aspects if names is None else names
-        return {
-            "sources" if name == "faithfulness" else "references": f"BARTScore {name}"
-            for name in self.aspects
-            if name in aspects
-        }
+        parts = {part for name in self.aspects if name in aspects for part in _PARTS[name]}
+        return sorted({"sources" if part == "faithfulness" else "references" for part in parts})
 
     def build_model(self, name: str) -> Seq2SeqInfiller | CausalLM:
-        """Load the model, or share it with other scorers."""
         return load_infiller(name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples, names: Collection[str] = ()) -> Scored:
-        """Return the chosen scores; NaN for an empty source or reference."""
         wanted = dict.fromkeys(part for name in names for part in _PARTS[name])
         parts = {part: self._score(part, samples) for part in wanted}
         scores = {name: np.mean([parts[p][0] for p in _PARTS[name]], axis=0) for name in names}

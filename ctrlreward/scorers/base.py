@@ -120,9 +120,9 @@ class Scorer(ABC):
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each score, by name."""
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Return the columns that scores need, each with the name of the one that reads it."""
-        return {}
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
+        """Return the columns that scores need beside the texts; of all scores for None."""
+        return ()
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
         """Raise the errors that scoring would, such as for an unknown label; loads no weights."""
@@ -253,19 +253,16 @@ class TaskScorer(Scorer):
         """Return an array of shape (n,) for each score in `names`, from the answers of `tasks`."""
 
     def score_samples(self, samples: Samples, names: Collection[str] | None = None) -> Scored:
-        """See `Scorer.score_samples`."""
         return scores_of({self: self.specs if names is None else names}, samples)[self]
 
 
 class CompositeScorer(Scorer):
     """A scorer that combines the scores of others, which it loads, moves and releases."""
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Columns that any part needs."""
-        return {c: reader for part in self.parts for c, reader in part.required_columns().items()}
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
+        return [*dict.fromkeys(c for part in self.parts for c in part.required_columns())]
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise the errors that a part would raise."""
         for part in self.parts:
             part.check_samples(samples)
 
@@ -459,15 +456,16 @@ def computable(scorer: Scorer, samples: Samples) -> tuple[str, ...]:
     if not scorer.optional:
         return names
     present = samples.columns().keys()
-    return tuple(n for n in names if scorer.required_columns([n]).keys() <= present) or names
+    return tuple(n for n in names if present >= {*scorer.required_columns([n])}) or names
 
 
 def check_columns(components: Mapping[str, Component], samples: Samples) -> None:
     """Raise if samples lack a column that a component needs."""
     present = {**samples.columns(), **samples.extra}
     for component in components.values():
-        for column, reader in component.scorer.required_columns([component.name]).items():
+        for column in component.scorer.required_columns([component.name]):
             if column not in present:
+                reader = f"{type(component.scorer).__name__} {component.name}"
                 raise MissingColumn(column, reader, present)
 
 

@@ -93,18 +93,16 @@ class FunctionScorer(Scorer):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of the score."""
         return {self.name: ScoreSpec(self.higher_is_better, (self.range[0], self.range[1]))}
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
         """Columns that the function names without a default; prompts may also be prefixes."""
         parameters = self._column_parameters()
         required = [_column_of(name) for name, p in parameters.items() if _is_required(p)]
         made = ("texts", "prompts", "completions")
-        return {column: self.name for column in required if column not in made}
+        return [column for column in required if column not in made]
 
     def score_samples(self, samples: Samples) -> dict[str, Any]:
-        """Return the result of the function, by its name."""
         parameters = self._parameters()
         if next(iter(parameters), None) == "samples":
             result = self.function(samples)

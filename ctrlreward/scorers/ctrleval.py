@@ -219,17 +219,14 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
 
     @cached_property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of the chosen aspects."""
         return {aspect: SPECS[aspect] for aspect in self.aspects}
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """`prefixes` for consistency, `labels` for attribute relevance."""
-        readers: dict[str, str] = {"prefixes": "consistency", "labels": "attribute_relevance"}
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
+        columns = {"consistency": "prefixes", "attribute_relevance": "labels"}
         aspects = self.aspects if names is None else names
-        return {c: f"CTRLEval {aspect}" for c, aspect in readers.items() if aspect in aspects}
+        return [column for aspect, column in columns.items() if aspect in aspects]
 
     def build_model(self, name: str) -> Infiller:
-        """Load the model, or share it with other scorers."""
         return load_infiller(name, self.device, self.dtype, self.batch_tokens)
 
     @cached_property
@@ -244,13 +241,11 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         return table.require(len(tokenizer))
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise if the samples lack a column that the aspects need, or have an unknown label."""
         super().check_samples(samples, names)
         if "attribute_relevance" in (self.aspects if names is None else names):
             samples.label_indices(self.labels, _RELEVANCE, self.attribute)
 
     def tasks(self, samples: Samples, names: Collection[str]) -> list[Patterns]:
-        """Return the patterns of each aspect of each text, none where there is nothing to score."""
         aspects = [aspect for aspect in self.aspects if aspect in names]
         prefixes: Sequence[str] = [""] * len(samples.texts)
         if "consistency" in aspects:
@@ -279,7 +274,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> Scored:
-        """Return the chosen aspects, each float64 of shape (n,); NaN for one without patterns."""
         results = {aspect: np.full(len(samples), np.nan) for aspect in names}
         failures = Failures()
         for found in self.evaluated(samples, answers, names):

@@ -32,11 +32,9 @@ class _TokenCounts(Scorer):
         return load_tokenizer(self.model) if isinstance(self.model, str) else self.model
 
     def load(self) -> None:
-        """Load the tokenizer now instead of at the first `score`."""
         _ = self.tokenizer
 
     def score_samples(self, samples: Samples) -> Scored:
-        """Return the scores of each text; NaN for fewer than n tokens."""
         with locked(self.tokenizer):
             ids = read_strings(self.tokenizer, self._texts(samples))["input_ids"]
         groups = samples.prefixes if samples.groups is None else samples.groups

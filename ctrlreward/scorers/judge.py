@@ -106,8 +106,8 @@ class Judge(ModelScorer[CausalLM]):
         ranges = {rubric.name: rubric.range, **criteria}
         return {name: ScoreSpec(higher_is_better=True, range=each) for name, each in ranges.items()}
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        return {name: "Judge" for name in self.rubric.columns if name != "texts"}
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
+        return [name for name in self.rubric.columns if name != "texts"]
 
     def build_model(self, name: str) -> CausalLM:
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)

@@ -55,16 +55,13 @@ class LexiconSentiment(Scorer):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of the chosen scores."""
         return {aspect: SPECS[aspect] for aspect in self.aspects}
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """`labels`, the targets, for the accuracy."""
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
         aspects = self.aspects if names is None else names
-        return {"labels": "LexiconSentiment"} if "accuracy" in aspects else {}
+        return ("labels",) if "accuracy" in aspects else ()
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise if the accuracy is requested and labels are absent or unknown."""
         if "accuracy" in (self.aspects if names is None else names):
             samples.label_indices(self.labels, "LexiconSentiment", self.attribute)
 
@@ -74,11 +71,9 @@ class LexiconSentiment(Scorer):
         return import_extra("vader", "LexiconSentiment").SentimentIntensityAnalyzer()
 
     def load(self) -> None:
-        """Read the lexicon now instead of at the first `score`."""
         _ = self.analyzer
 
     def score_samples(self, samples: Samples, names: Collection[str] = ()) -> dict[str, Scores]:
-        """Return the chosen scores."""
         polarity = np.array([self.analyzer.polarity_scores(t)["compound"] for t in samples.texts])
         scores = {"polarity": polarity}
         if "accuracy" in names:

@@ -104,29 +104,24 @@ class ModelScorer(Scorer, Generic[Model]):
 
     @property
     def parts(self) -> Sequence[Scorer]:
-        """The model, if it is a scorer."""
         return (self.model,) if isinstance(self.model, Scorer) else ()
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Device of a named model or of a scorer used as the model; unknown for other objects."""
         if isinstance(self.model, Scorer):
             return self.model.devices
         return super().devices if isinstance(self.model, str) else ()
 
     def load(self) -> None:
-        """Load the model now instead of at the first `score`."""
         super().load()
         _ = self.loaded_model
 
     def to(self, device: str) -> None:
-        """Free the model and load it on another device at the next use."""
         self.release()
         self._device = device
         super().to(device)
 
     def release(self) -> None:
-        """Free the model, unless another scorer shares it; the next `score` loads it again."""
         if [vars(self).pop(name) for name in self._of_model if name in vars(self)]:
             free_unused()  # some models are cycles of objects, such as Mamba
         super().release()

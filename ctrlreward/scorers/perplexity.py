@@ -76,15 +76,12 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
     corpus_columns = ("log_likelihood", TOKENS)
 
     def corpus_of(self, columns: Mapping[str, Scores]) -> dict[str, float]:
-        """Return the perplexity over the tokens of all texts."""
         return {"perplexity": pooled_perplexity(columns["log_likelihood"], columns[TOKENS])}
 
     def build_model(self, name: str) -> CausalLM:
-        """Load the language model, or share it with other scorers."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
 
     def tasks(self, samples: Samples, names: Collection[str]) -> list[Continuation]:
-        """Return each text as the beginning of a document."""
         tokenizer = self.loaded_model.tokenizer
         texts = first_tokens(tokenizer, samples.texts, self.max_tokens)
         if self.score_end and tokenizer.eos_token_id is None:
@@ -98,6 +95,5 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
     def fold(
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
-        """Return the scores, and the numbers of tokens."""
         mean, tokens = mean_log_probs(answers)
         return {"perplexity": np.exp(-mean), "log_likelihood": mean, TOKENS: tokens}

@@ -78,8 +78,8 @@ class RemoteRewardModel(Scorer):
 
     specs: Mapping[str, ScoreSpec] = {REWARD: UNBOUNDED}
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        return {"prompts": type(self).__name__} if needs_prompts(self.template) else {}
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
+        return ("prompts",) if needs_prompts(self.template) else ()
 
     def score_samples(self, samples: Samples) -> Scored:
         """Return all scores; NaN for an empty completion, a value of null and a rejected text."""

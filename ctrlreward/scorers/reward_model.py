@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Unpack, get_args
 
@@ -66,19 +66,15 @@ class RewardModel(ModelScorer[RewardHead]):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of `reward`, or of each output."""
         return dict.fromkeys(self.outputs, UNBOUNDED)
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """`prompts` if the template needs them."""
-        return {"prompts": "RewardModel"} if needs_prompts(self.template) else {}
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
+        return ("prompts",) if needs_prompts(self.template) else ()
 
     def build_model(self, name: str) -> RewardHead:
-        """Load the reward model, or share it with other scorers."""
         return shared_model(RewardHead, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples) -> Scored:
-        """Return all scores; NaN for an empty completion."""
         answers, failures = answers_of(samples)
         with self.locked_model() as model:
             ratings = model.ratings([*answers.values()], self.template, self.truncation_side)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from typing import Unpack
 
 import numpy as np
@@ -35,19 +35,16 @@ class Similarity(ModelScorer[SentenceEncoder]):
         check_loaded(model, "embed")
         super().__init__(model, **options)
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """`sources`."""
-        return {"sources": "Similarity"}
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
+        return ("sources",)
 
     def build_model(self, name: str) -> SentenceEncoder:
-        """Load the encoder or word vectors, or share them with other scorers."""
         if vector_folder(name) is not None:
             return shared_model(WordVectors.load, name)
         # None is the last layer, as in `Alignment`.
         return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens, None)
 
     def score_samples(self, samples: Samples) -> Scored:
-        """Return the cosines; NaN for an empty source, or a text without a vector."""
         sources = samples.require("sources", "Similarity")
         failures = empty_items("sources", sources)
         kept = [i for i in range(len(samples)) if i not in failures]

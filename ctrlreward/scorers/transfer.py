@@ -70,12 +70,10 @@ class TransferQuality(CompositeScorer):
 
     @property
     def parts(self) -> tuple[Scorer, ...]:
-        """The scorers of style, content and fluency."""
         return self.accuracy, self.similarity, self.perplexity
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of `gm` and of the scores of its parts."""
         _, _, t3, t4 = self.thresholds
         best = float(adjusted_gm(1.0, 1.0, max(1.0, (t3 + t4) / 2), self.thresholds))
         of_parts = {name: spec for part in self.parts for name, spec in part.specs.items()}
@@ -89,7 +87,6 @@ class TransferQuality(CompositeScorer):
         return corpus_figures(parts, self.thresholds)
 
     def score_samples(self, samples: Samples, names: Collection[str] | None = None) -> Scored:
-        """Return all scores; `gm` is NaN if a part is NaN."""
         parts = {name: Component(part, name) for part in self.parts for name in part.specs}
         if TOKENS in (names or ()):
             parts[TOKENS] = Component(self.perplexity, TOKENS)

@@ -15,8 +15,8 @@ from ctrlreward.serving.contract import PROTOCOL
 def describe(reward: Reward, block: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what a client needs of a reward; loads no model.
 
-    Data for JSON: of each component the `range`, null for no bound, and `required_columns`, column
-    → scorer that needs it; `derived`, the names of further columns; `given`, the
+    Data for JSON: of each component the `range`, null for no bound, and `required_columns`;
+    `derived`, the names of further columns; `given`, the
     conditions; `fingerprint_id`, the `digest` of the YAML block that built the reward, or without
     one, of the other entries.
     """
@@ -31,7 +31,7 @@ def describe(reward: Reward, block: Mapping[str, Any] | None = None) -> dict[str
                 "range": [float(b) if math.isfinite(b) else None for b in c.spec.range],
                 "pointwise": c.scorer.pointwise,
                 "of_groups": c.scorer.of_groups,
-                "required_columns": dict(c.scorer.required_columns((c.name,))),
+                "required_columns": list(c.scorer.required_columns((c.name,))),
             }
             for name, c in reward.components.items()
         },

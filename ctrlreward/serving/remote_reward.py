@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
@@ -256,9 +256,11 @@ class RemoteScorer(Scorer):
             for low, high in [c["range"]]
         }
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+    def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
         components = self.reward.description["components"].values()
-        return {c: reader for each in components for c, reader in each["required_columns"].items()}
+        return [
+            *dict.fromkeys(column for each in components for column in each["required_columns"])
+        ]
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         batch = self.reward(samples)

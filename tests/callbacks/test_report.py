@@ -45,8 +45,8 @@ class Noise(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"noise": ScoreSpec(True, (0.0, np.inf))}
 
-    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        return {"labels": "Noise"}
+    def required_columns(self, names: Collection[str] | None = None) -> list[str]:
+        return ["labels"]
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         self.scored.append(samples)

@@ -47,7 +47,7 @@ def test_probabilities_that_failed_or_are_of_another_shape() -> None:
 
 def test_a_target_of_all_texts_needs_no_labels() -> None:
     scorer = Accuracy(JUDGE, target="positive")
-    assert scorer.required_columns() == {}
+    assert scorer.required_columns() == ()
     expected = Accuracy(JUDGE).score(Samples(TEXTS, labels=["positive"] * len(TEXTS)))
     for samples in (Samples(TEXTS), Samples(TEXTS, labels=["of another task"] * len(TEXTS))):
         for name, values in scorer.score(samples).items():

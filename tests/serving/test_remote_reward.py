@@ -72,7 +72,7 @@ def test_rewards_are_those_of_this_process(served: RemoteReward, group_reward: R
     assert list(served.components) == list(group_reward.components)
     for name, component in group_reward.components.items():
         assert served[name].spec == component.spec
-        assert served[name].scorer.required_columns() == {"labels": "Letters"}
+        assert served[name].scorer.required_columns() == ["labels"]
         assert served[name].scorer.pointwise == component.scorer.pointwise
 
 
