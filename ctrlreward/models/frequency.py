@@ -1,23 +1,16 @@
-"""Inverse word frequencies of a vocabulary, from a file, a corpus or `wordfreq`."""
+"""Inverse word frequencies of a vocabulary, from a file or `wordfreq`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.files import write_whole
-from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
-from ctrlreward.models.tokenization import read_strings
-
-# Sentences tokenized per call: enough for a fast tokenizer, and small in memory.
-_CHUNK = 10_000
+from ctrlreward.functional.frequency import log_inverse_frequency
 
 # |C| in `from_wordfreq`, about the size of the published table's corpus.
 _SENTENCES = 10**8
@@ -54,23 +47,6 @@ class InverseFrequency:
             raise ValueError(f"iwf must have one number per line, got {path}: {error}") from error
 
     @classmethod
-    def from_corpus(
-        cls, sentences: Iterable[str], tokenizer: PreTrainedTokenizerBase
-    ) -> InverseFrequency:
-        """Count the sentences, which are streamed, in which each token occurs."""
-        if isinstance(sentences, str):
-            raise TypeError("sentences must be an iterable of sentences, got a str")
-        counts, total = np.zeros(len(tokenizer), dtype=np.int64), 0
-        rest = iter(sentences)
-        while chunk := list(islice(rest, _CHUNK)):
-            for row in read_strings(tokenizer, chunk)["input_ids"]:
-                counts[np.unique(np.asarray(row, dtype=np.int64))] += 1
-            total += len(chunk)
-        if total == 0:
-            raise ValueError("the corpus has no sentences, must have at least one")
-        return cls(inverse_frequency(counts, total))
-
-    @classmethod
     def from_wordfreq(
         cls, tokenizer: PreTrainedTokenizerBase, language: str = "en"
     ) -> InverseFrequency:
@@ -95,10 +71,6 @@ class InverseFrequency:
         special = {*tokenizer.all_special_ids, *(i for i in added if added[i].special)}
         share[sorted(special)] = 0.0
         return cls(log_inverse_frequency(share * _SENTENCES, _SENTENCES))
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the published format that `from_file` reads."""
-        write_whole(Path(path), "".join(f"{w:.17g}\n" for w in self.weights))
 
     def require(self, vocabulary: int) -> InverseFrequency:
         """Return these weights if they fit a vocabulary, `len(tokenizer)` of the scoring model."""

