@@ -149,7 +149,7 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
     It is the given one, unless a text has a character that a control token begins with.
     """
     reader = _READERS.get(tokenizer) or _build(tokenizer)
-    normalizer = tokenizer.backend_tokenizer.normalizer if tokenizer.is_fast else None
+    normalizer = tokenizer.backend_tokenizer.normalizer
     suspects = []
     for text in texts:
         # A normalizer turns other characters ("＜") into ASCII.
@@ -170,7 +170,7 @@ def _build(tokenizer: PreTrainedTokenizerBase) -> _Reader:
     literals = [token for token in control.ids if len(token) > 1]
     spelling = _copy(tokenizer, control, None)
     unspelled = _unspelled(spelling, control, literals)
-    if unspelled and tokenizer.is_fast:
+    if unspelled:
         spelling = _copy(tokenizer, control, literals)
         unspelled = _unspelled(spelling, control, literals)
     first = "".join(sorted({token[0] for token in literals}))
@@ -184,8 +184,6 @@ def _copy(
     """Copy a tokenizer to read control tokens as text, with `broken` strings in two pieces."""
     spelling: Any = copy.copy(tokenizer)
     spelling.split_special_tokens = True
-    if not tokenizer.is_fast:
-        return spelling
     published: Tokenizer = tokenizer.backend_tokenizer
     backend = Tokenizer(published.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):

@@ -48,7 +48,7 @@ def side_file(model: str, name: str) -> Any:
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model, or of a folder with only a tokenizer.
 
-    Without a padding token it pads with its end token, which the attention mask hides.
+    It is a fast one. Without a padding token it pads with its end token, which the mask hides.
     """
     folder = Path(model).expanduser()
     is_plain = folder.is_dir() and not any(folder.glob("*.gguf"))
@@ -58,6 +58,8 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
         raise ValueError(f"model = {model!r} has no tokenizer.json, must have one")
     with model_named(model):
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
+    if not tokenizer.is_fast:
+        raise ValueError(f"model = {model!r} must have a fast tokenizer, of tokenizer.json")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -85,7 +87,7 @@ def load_weights(
     dtype: torch.dtype,
     supplied: Container[str] = (),
 ) -> PreTrainedModel:
-    """Load a pretrained model by its checkpoint, with all weights but the `supplied` ones."""
+    """Load a pretrained model with all weights of its checkpoint, but those of `supplied` layers."""
     if auto_class is AutoModelForCausalLM:
         _check_decoder(model, config)
     with model_named(model), _quiet_transformers():
@@ -101,7 +103,9 @@ def load_weights(
     # The pooler of a plain encoder is the input of a head, which nothing reads.
     unread = "pooler." if auto_class is AutoModel else "\0"
     report["missing_keys"] = [
-        key for key in report["missing_keys"] if key not in supplied and unread not in key
+        key
+        for key in report["missing_keys"]
+        if key.partition(".")[0] not in supplied and unread not in key
     ]
     check_complete(model, report)
     return cast(PreTrainedModel, loaded)

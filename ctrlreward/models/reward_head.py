@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from ctrlreward.models.completeness import model_named
 from ctrlreward.models.dtypes import pick_dtype
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.loading import freeze, load_config, load_tokenizer, load_weights
@@ -30,8 +29,7 @@ Ratings = npt.NDArray[np.float64]
 REWARD = "reward"
 _CLASS = "AutoModelForSequenceClassification"
 
-# Files that peft's `save_pretrained` writes.
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_CONFIG = "adapter_config.json"  # of peft's `save_pretrained`
 
 
 class RewardHead(FrozenModel):
@@ -86,8 +84,9 @@ class RewardHead(FrozenModel):
 
 def output_names(model: str) -> tuple[str, ...]:
     """Return the names of a reward model's outputs, from its config; `reward` if it has one."""
-    base = base_of(model)
-    config: Any = load_config(model) if base is None else adapted_config(model, base)
+    if base_of(model) is not None:
+        return (REWARD,)
+    config: Any = load_config(model)
     if _CLASS in (getattr(config, "auto_map", None) or {}):
         raise ValueError(f"model = {model!r} has a head of its repository's code, never run here")
     count = config.num_labels
@@ -115,41 +114,20 @@ def base_of(model: str) -> str | None:
     return base
 
 
-def adapted_config(model: str, base: str) -> PretrainedConfig:
-    """Return the configuration of the base model, with as many outputs as the adapter's head."""
-    config = load_config(base)
-    rows = [shape[0] for shape in _head(model).values() if len(shape) == 2]
-    if rows and min(rows) != config.num_labels:
-        config.num_labels = min(rows)
-    return config
-
-
 def load_adapted(model: str, base: str, device: str, dtype: str | None) -> PreTrainedModel:
-    """Load a base model and merge the adapter of a folder into it, in float32."""
-    from peft import PeftModel  # slow, and rarely used
+    """Load a base model with one output, and merge the adapter of a folder into it, in float32."""
+    from peft import PeftConfig, PeftModel  # slow, and rarely used
 
-    loaded = load_weights(
-        AutoModelForSequenceClassification,
-        base,
-        adapted_config(model, base),
-        torch.float32,
-        supplied=_head(model),
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*missing adapter keys")
-        adapted: Any = PeftModel.from_pretrained(loaded, Path(model).expanduser())
-    return freeze(adapted.merge_and_unload().to(pick_dtype(dtype, device)), device)
-
-
-def _head(model: str) -> dict[str, list[int]]:
-    """Return names in the base model and shapes of the layers that an adapter has as a whole."""
     folder = Path(model).expanduser()
-    modules = {*(json.loads((folder / _CONFIG).read_bytes()).get("modules_to_save") or ())}
-    if not (folder / _WEIGHTS).is_file():
-        raise ValueError(f"model = {model!r} is an adapter without {_WEIGHTS}, must have it")
-    with safe_open(folder / _WEIGHTS, "pt") as file:
-        return {
-            name.removeprefix("base_model.model."): list(file.get_slice(name).get_shape())
-            for name in file.keys()  # noqa: SIM118, not a mapping
-            if not modules.isdisjoint(name.split("."))
-        }
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise ValueError(f"model = {model!r} is an adapter without adapter_model.safetensors")
+    config = load_config(base)
+    config.num_labels = 1
+    head = PeftConfig.from_pretrained(folder).modules_to_save or ()
+    loaded = load_weights(
+        AutoModelForSequenceClassification, base, config, torch.float32, supplied=head
+    )
+    with model_named(model), warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*missing adapter keys")
+        adapted: Any = PeftModel.from_pretrained(loaded, folder)
+    return freeze(adapted.merge_and_unload().to(pick_dtype(dtype, device)), device)

@@ -92,15 +92,12 @@ def warn_unknown(
     known = {unknown, *tokenizer.all_special_ids}
     unread = [i for i in found if known.issuperset(rows[i])]
     first = (unread or found)[0]
-    which = ""
-    if tokenizer.is_fast:
-        read = tokenizer(texts[first], return_offsets_mapping=True, verbose=False)
-        pairs = zip(read.input_ids, read.offset_mapping, strict=True)
-        spans = [span for token, span in pairs if token == unknown]
-        parts = dict.fromkeys(texts[first][slice(*span)] for span in spans)
-        which = f": {', '.join(map(repr, [*parts][:3]))}{', …' if len(parts) > 3 else ''}"
+    read = tokenizer(texts[first], return_offsets_mapping=True, verbose=False)
+    pairs = zip(read.input_ids, read.offset_mapping, strict=True)
+    parts = dict.fromkeys(texts[first][slice(*span)] for token, span in pairs if token == unknown)
+    which = f"{', '.join(map(repr, [*parts][:3]))}{', …' if len(parts) > 3 else ''}"
     lack = "no token that the model knows" if unread else "tokens that the model does not know"
-    log.warning(f"{shortened(texts[first])} has {lack}{which}{_others(found)}")
+    log.warning(f"{shortened(texts[first])} has {lack}: {which}{_others(found)}")
     return unread
 
 
@@ -218,7 +215,7 @@ _APART: WeakKeyDictionary[PreTrainedTokenizerBase, bool] = WeakKeyDictionary()
 def reads_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether cuts before a space and around control tokens do not change the ids."""
     if tokenizer not in _APART:
-        splitter: Any = tokenizer.backend_tokenizer.pre_tokenizer if tokenizer.is_fast else None
+        splitter: Any = tokenizer.backend_tokenizer.pre_tokenizer
         splits = splitter is not None and len(splitter.pre_tokenize_str("ab cd")) > 1
         words = splits or not any(map(_BEYOND_A_WORD.search, tokenizer.get_vocab()))
         cuts: list[tuple[Pieces, Pieces]] = [((a,), (b,)) for a in _LEFT for b in _RIGHT]
@@ -272,10 +269,10 @@ def read_chunks(tokenizer: PreTrainedTokenizerBase, chunks: Sequence[Pieces]) ->
         return []
     literal = control_of(tokenizer).literal
     strings = [characters(tokenizer, chunk) for chunk in chunks]
-    encoded = tokenizer(strings, return_offsets_mapping=tokenizer.is_fast, **_AS_IT_STANDS)
-    spans = encoded.offset_mapping if tokenizer.is_fast else [()] * len(chunks)
+    encoded = tokenizer(strings, return_offsets_mapping=True, **_AS_IT_STANDS)
+    columns = chunks, strings, encoded.input_ids, encoded.offset_mapping
     readings = []
-    for chunk, string, ids, own in zip(chunks, strings, encoded.input_ids, spans, strict=True):
+    for chunk, string, ids, own in zip(*columns, strict=True):
         found = [] if literal.isdisjoint(ids) else [i for i in ids if i in literal]
         if found == [piece for piece in chunk if piece in literal]:
             readings.append(Reading(ids, [end for _, end in own], len(string)))
@@ -316,11 +313,6 @@ def read_scored(
             if reading.size <= left:
                 start += len(reading.ids)
             elif left > 0:
-                if not tokenizer.is_fast:
-                    raise ValueError(
-                        f"the tokenizer of {tokenizer.name_or_path} does not say where its tokens "
-                        "end. Use a model with a fast tokenizer."
-                    )
                 start += bisect_right(reading.ends, left)
             left -= reading.size
         scored.append((ids, start))
