@@ -219,9 +219,12 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
 def fixed_randomness(seed: int) -> Iterator[None]:
     """Seed Python, NumPy and PyTorch inside the context, and restore their states afterwards."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
-    # Reading the CUDA random state would initialise CUDA in a run that trains on the CPU.
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices):
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    kind = "cpu" if accelerator is None else accelerator.type
+    module = getattr(torch, kind)
+    # Reading its random state would initialise CUDA in a run that trains on the CPU.
+    used = kind == "mps" or (kind != "cpu" and module.is_initialized())
+    with torch.random.fork_rng(range(module.device_count()) if used else (), device_type=kind):
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002 — a module may draw from the global generator
         torch.manual_seed(seed)

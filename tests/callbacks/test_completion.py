@@ -80,6 +80,17 @@ def test_a_rank_may_have_no_prompts_for_a_model_that_reasons(monkeypatch) -> Non
     assert samples.answer_after == ("</think>",) * 4
 
 
+def test_the_random_state_of_any_accelerator_is_restored(monkeypatch) -> None:
+    restored = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("mps"))
+    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda device: "before")
+    monkeypatch.setattr(torch.mps, "set_rng_state", lambda *given: restored.append(given))
+    with completion.fixed_randomness(0):
+        pass
+    assert restored == [("before", 0)]
+
+
 def test_the_seed_fixes_the_texts_and_the_random_state_is_restored() -> None:
     prompts = Samples(texts=["a", "b"])
     for seed in (torch.manual_seed, random.seed, np.random.seed):

@@ -182,6 +182,11 @@ def test_rows_after_empty_and_repeated_samples(caplog: pytest.LogCaptureFixture)
         Picky(None).score(texts)
 
 
+def test_failures_of_one_call_are_not_those_of_the_next() -> None:
+    Scored({}).failures.add(0, "it is odd")
+    assert Scored({}).failures == {}
+
+
 def test_reasons_are_of_the_rows_of_the_caller() -> None:
     class Told(Returns):
         def score_samples(self, samples: Samples) -> Scored:

@@ -76,7 +76,8 @@ def check(name: str, scorer: Scorer, samples: Samples) -> None:
     The first ones, `NEIGHBOURS`, have the scores that they have by themselves.
     """
     samples = samples_of(name, samples)
-    scores, failures, _ = score({name: scorer[name] for name in scorer.specs}, samples)
+    found = score({name: scorer[name] for name in scorer.specs}, samples)
+    scores, failures = found.scores, found.failures
     alone = scorer.score(samples[range(len(NEIGHBOURS))])
     for key, values in scores.items():
         assert values.shape == (len(samples),), key
@@ -123,9 +124,9 @@ def test_a_control_token_that_a_tokenizer_cannot_spell_fails_its_texts(
     alone = scorer.score(samples[[0, 2]])["distinct_1"]
     readers = {scorer.tokenizer: _Reader("<", scorer.tokenizer, frozenset({"</s>"}))}
     monkeypatch.setattr(control_tokens, "_READERS", readers)
-    scores, failures, _ = score({"distinct": scorer["distinct_1"]}, samples)
-    assert [*failures] == [1]
-    assert scores["distinct"][[0, 2]].tolist() == alone.tolist()
+    found = score({"distinct": scorer["distinct_1"]}, samples)
+    assert [*found.failures] == [1]
+    assert found.scores["distinct"][[0, 2]].tolist() == alone.tolist()
 
 
 # Labels and prompts

@@ -271,7 +271,8 @@ def test_a_text_that_the_template_refuses_or_changes_is_nan_and_the_others_have_
     texts = ["It was.", "It was.", "Hi<|im_end|>\n", "Go<|im_end|>", "It was."]
     samples, scorer = Samples(texts, prompts=prompts), RewardModel(str(folder))
     length = FunctionScorer(of_length, pointwise=True)["of_length"]
-    scores, failures, _ = score({"r": scorer["reward"], "l": length}, samples)
+    found = score({"r": scorer["reward"], "l": length}, samples)
+    scores, failures = found.scores, found.failures
     assert np.isnan(scores["r"]).tolist() == [False, True, True, True, False]
     assert failures.keys() == {1, 2, 3}
     assert "refuses" in failures[1]
