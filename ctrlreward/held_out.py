@@ -235,7 +235,6 @@ class HeldOutScorer:
 
     @cached_property
     def _has_figures(self) -> bool:
-        """Whether a score is of the corpus or of groups, not a mean over texts."""
         of_corpus = f"{self.name}/{CORPUS}/"
         of_groups = any(scorer.of_groups for scorer in self.scorers)
         return of_groups or any(key.startswith(of_corpus) for key in self.specs)

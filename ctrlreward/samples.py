@@ -234,7 +234,6 @@ class Samples:
                 raise ItemError("prefixes", i, f"= {shortened(prefix)} {must}")
 
     def _join(self) -> None:
-        """Turn texts that are outputs into prefix + output."""
         starts = self.prefixes
         if starts is None and self.prompts is not None:
             starts = ["" if parse_conversation(prompt) else prompt for prompt in self.prompts]
@@ -556,7 +555,6 @@ def _listed(name: str, column: Any, texts: Sequence[str]) -> Iterable[Any]:
 
 
 def _item(name: str, i: int, item: Any, integers: bool) -> Any:
-    """Return an item that is not a string as it is kept: see `Samples`."""
     item = _plain(item)
     if isinstance(item, str):
         return item
@@ -706,7 +704,6 @@ def as_samples(data: SamplesLike | None = None, **columns: Any) -> Samples:
 
 
 def _columns_of(data: Any) -> dict[str, Any]:
-    """Return the columns of data of any form."""
     if isinstance(data, Samples):
         return {**data.columns(), "extra": data.extra}
     table = None if isinstance(data, list | tuple) else table_of(data)
@@ -723,7 +720,6 @@ def _columns_of(data: Any) -> dict[str, Any]:
 
 
 def _mapped(samples: Samples, label_map: Mapping[Any, str]) -> Samples:
-    """Return samples with other labels."""
     targets = {str(label): target for label, target in label_map.items()}
     labels = samples.require("labels", "label_map")
     for i, label in enumerate(labels):

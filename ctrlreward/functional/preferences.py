@@ -64,7 +64,6 @@ def pair_accuracy(
 
 
 def _share(rights: Floats, members: Ints, resamples: int, seed: int) -> Estimate:
-    """Return the mean of values in [0, 1] with its interval, as `pair_accuracy` says."""
     sums, counts = np.bincount(members, weights=rights), np.bincount(members)
     n, share = len(counts), float(rights.mean())
     # Draws of clusters that agree are all equal.

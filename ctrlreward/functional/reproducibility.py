@@ -275,7 +275,6 @@ def _over_pairs(
     runs: Sequence[Sequence[float]],
     measure: Callable[[Sequence[float], Sequence[float]], Correlation] = correlate,
 ) -> Correlation:
-    """Return the mean correlation over pairs of runs."""
     pairs = [measure(a, b) for a, b in combinations(runs, 2)]
     return _mean_of(pairs)._replace(n=len(runs[0]))
 
@@ -293,6 +292,5 @@ def _sum(findings: Sequence[Findings]) -> Findings:
 
 
 def _finite_mean(values: Iterable[float]) -> float:
-    """Return the mean of the finite values; NaN if there are none."""
     finite = [value for value in values if isfinite(value)]
     return sum(finite) / len(finite) if finite else nan

@@ -213,7 +213,6 @@ def _grouped(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[Floats, Float
 
 
 def _lower_end(sums: Floats, sizes: Floats, level: float) -> float:
-    """Return the smallest shift that a one-sided test does not reject at this level."""
     if 2.0 ** -len(sums) > level:
         return -math.inf
     rejected, accepted = float((sums / sizes).min()), float(sums.sum() / sizes.sum())

@@ -99,7 +99,6 @@ class EmbeddingAligner:
         return float(np.mean(np.concatenate(best)))
 
     def _tokens(self, texts: list[str]) -> list[tuple[Spans, npt.NDArray[np.float32]]]:
-        """Return spans and vectors of the tokens of texts, without special ones."""
         reader = text_reader(self.encoder.tokenizer, texts)
         read = partial(
             reader,
@@ -254,7 +253,6 @@ def _align(
     unit: Unit = "piece",
     b_first: bool = False,
 ) -> list[TokenAlignment]:
-    """Return the result of `read` for each pair, by the model's inputs."""
     limit = aligner.max_tokens
 
     def answer(chosen: Sequence[Pair]) -> list[TokenAlignment]:

@@ -126,7 +126,6 @@ class CausalLM(FrozenModel):
     def _rows(
         self, groups: Sequence[_Group], lengths: list[int]
     ) -> tuple[list[Row], Integers, Integers]:
-        """Return rows, the tokens that they score, and how many of these each target has."""
         forests: dict[Hashable, Forest] = {}
         rows: list[Row] = []
         tokens, sizes = [NOTHING], [NOTHING]
@@ -197,7 +196,6 @@ class CausalLM(FrozenModel):
         log_probs: npt.NDArray[np.float64],
         batch: list[int],
     ) -> list[None]:
-        """Read some rows in one pass, and write the log-probabilities of the tokens they score."""
         part = [rows[i] for i in batch]
         hidden, _ = states_and_output(self.model, **as_inputs(self.model, part))
         width = hidden.shape[1]
@@ -440,7 +438,6 @@ class BlankOrders:
         return asked
 
     def _continuation(self, blank: Blank) -> Continuation:
-        """Return the continuation of a blank without a text slot."""
         closing = blank.closing or ""
         order = self._infix if blank.closing is None else self._prompt
         right = blank.right
@@ -482,7 +479,6 @@ def _filling(blank: Blank, target: str, follows: bool) -> str:
 
 
 def _stripped(pieces: tuple[str, ...]) -> tuple[str, ...]:
-    """Return pieces without white space around the whole."""
     inside = [i for i, piece in enumerate(pieces) if piece.strip()]
     if not inside:
         return ()
@@ -493,7 +489,6 @@ def _stripped(pieces: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _infix_order(tokenizer: PreTrainedTokenizerBase) -> Order | None:
-    """Return the fill-in-the-middle order, or None if the vocabulary lacks its tokens."""
     control = control_of(tokenizer).ids
     for tokens in _MIDDLE_TOKENS:
         if all(token in control for token in tokens):

@@ -213,7 +213,6 @@ def _copy(
 
 
 def _unspelled(spelling: Any, control: Control, literals: Sequence[str]) -> frozenset[str]:
-    """Return the control tokens that a tokenizer reads as such in some text."""
     if not literals:
         return frozenset()
     texts = [form.format(token) for token in literals for form in _AROUND]

@@ -131,7 +131,6 @@ def check_vocabulary(
 
 
 def _check_decoder(model: str, config: PretrainedConfig) -> None:
-    """Raise for an encoder or encoder-decoder, of which transformers would make a decoder."""
     is_encoder = (
         type(config) in MODEL_FOR_MASKED_LM_MAPPING
         and not getattr(config, "is_decoder", False)

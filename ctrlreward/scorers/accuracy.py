@@ -87,7 +87,6 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         return {"accuracy": correct, "label_probability": chances}
 
     def _targets(self, samples: Samples, labels: tuple[str, ...]) -> list[int]:
-        """Return the index of each sample's target in the labels of the classifier."""
         if self.target is None:
             return samples.label_indices(labels, "Accuracy", self.attribute)
         return [labels.index(one_of("target", self.target, labels))] * len(samples)

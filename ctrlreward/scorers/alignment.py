@@ -288,7 +288,6 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         ]
 
     def _align_each(self, samples: Samples, aspects: Sequence[str]) -> list[Aligned]:
-        """Return each direction of each sample; a pair of texts is aligned once for all."""
         loaded = self.loaded_model
         # Jobs of each aligner, by its pairs of texts.
         work: dict[int, tuple[Aligner, dict[tuple[str, str], list[_Job]]]] = {}
@@ -321,7 +320,6 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     def _aligned(
         self, job: _Job, pair: tuple[str, str], found: TokenAlignment, aligner: Aligner
     ) -> Aligned:
-        """Aggregate the alignment of a pair; NaN if there is nothing to score."""
         name, direction, i, part = job
         aspect, (spans, values) = ASPECTS[name], found
         if aspect.above_chance and self.calibration and isinstance(aligner, EmbeddingAligner):

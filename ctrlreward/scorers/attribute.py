@@ -113,7 +113,6 @@ class AttributeClassifier(CompositeScorer):
         return Scored(scored, Failures(dict.fromkeys(unnamed, "the label names no attribute")))
 
     def _combination(self, targets: Targets) -> int:
-        """Return a number of these targets that no other combination has."""
         number = 0
         for attribute, classifier in self.classifiers.items():
             known = classifier.configured_labels
@@ -122,7 +121,6 @@ class AttributeClassifier(CompositeScorer):
         return number
 
     def _targets(self, samples: Samples) -> list[Targets]:
-        """Return the target label of each attribute that a sample names, in label order."""
         targets: list[Targets] = []
         single = [*self.classifiers] if len(self.classifiers) == 1 else []
         for i, label in enumerate(samples.require("labels", "AttributeClassifier")):

@@ -110,7 +110,6 @@ class BARTScore(ModelScorer[Seq2SeqInfiller | CausalLM]):
         return Scored(scores, failures)
 
     def _score(self, part: str, samples: Samples) -> tuple[Scores, Failures]:
-        """Return the log-probability of one column given another, shape (n,)."""
         read, scored = _COLUMNS[part]
         sources, targets = (samples.require(c, f"BARTScore {part}") for c in (read, scored))
         failures = empty_items(read, sources) | empty_items(scored, targets)

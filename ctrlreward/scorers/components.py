@@ -150,7 +150,6 @@ class FunctionScorer(Scorer):
 
 
 def _column_of(name: str) -> str:
-    """Return the column of a parameter."""
     return _COLUMN_OF.get(name, name)
 
 

@@ -24,7 +24,7 @@ from ctrlreward.functional.ctrleval import (
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.neutral_texts import neutral_texts
-from ctrlreward.models.sentences import find_splitter
+from ctrlreward.models.sentences import split_sentences
 from ctrlreward.models.seq2seq import load_infiller
 from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
@@ -160,7 +160,8 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         iwf: Inverse word frequencies, weights of coherence and consistency: a file with a weight
             per token id, an `InverseFrequency`, or None for frequencies of the `wordfreq` package.
-        sentence_splitter: A callable, a name, or None for the default.
+        sentence_splitter: Function from a text to its sentences, such as NLTK's `sent_tokenize`,
+            the paper's. None splits by rules (`models.sentences`).
         weights: Mean of a text's pattern evaluators: `"beta"`, with the paper's weights, or
             `"mean"`, the plain one. None uses `"beta"`, except for the relevance of a decoder-only
             model, which uses `"mean"`.
@@ -188,7 +189,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         task: str | PathLike[str] | Task = "sentiment",
         aspects: AspectName | Literal["all"] | Sequence[AspectName] = "all",
         iwf: str | PathLike[str] | InverseFrequency | None = None,
-        sentence_splitter: str | Callable[[str], list[str]] | None = None,
+        sentence_splitter: Callable[[str], list[str]] | None = None,
         weights: Weighting | None = None,
         evaluators: int | None = None,
         max_tokens: int | None = 512,
@@ -207,7 +208,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
             self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed=0)
         )
         self._prompts = relevance_blanks(self.pattern_evaluators)
-        self.split = find_splitter(sentence_splitter)
+        self.split = sentence_splitter or split_sentences
         self.attribute = attribute
         self.calibration = calibration
         if not isinstance(calibration, bool | None):
@@ -353,7 +354,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         return result
 
     def _word_log_probs(self, texts: Sequence[str]) -> Scores:
-        """Return the log-probability of each word after each text, (texts, evaluators, labels)."""
         with self.locked_model() as model:
             answers = model.answer([Patterns(self._prompts, text) for text in texts])
         shape = len(texts), len(self.pattern_evaluators), len(self.labels)
@@ -371,7 +371,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
 
     @cached_property
     def _neutral(self) -> Sequence[str]:
-        """Texts that say nothing about the labels."""
         if not isinstance(self.calibration, tuple):
             return neutral_texts()
         return first_tokens(self.loaded_model.tokenizer, self.calibration, self.max_tokens)
@@ -384,7 +383,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         return self._neutral[:_CONTEXTS]
 
     def _weighting(self, aspect: str) -> Weighting:
-        """Return the weighting of the evaluators of an aspect."""
         if self.weights is not None:
             return self.weights
         of_decoder = isinstance(self.loaded_model, CausalLM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -34,24 +33,14 @@ class _TokenCounts(Scorer):
     def load(self) -> None:
         _ = self.tokenizer
 
-    def score_samples(self, samples: Samples) -> Scored:
+    def _ids(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         with locked(self.tokenizer):
-            ids = read_strings(self.tokenizer, self._texts(samples))["input_ids"]
-        groups = samples.prefixes if samples.groups is None else samples.groups
-        scores = self._scores(ids, groups)
+            return read_strings(self.tokenizer, [*texts])["input_ids"]
+
+    def _scored(self, scores: Mapping[str, Sequence[float]]) -> Scored:
         short = np.flatnonzero(np.isnan(next(iter(scores.values())))).tolist()
         few = f"the text has fewer than {self.n} tokens"
         return Scored(scores, Failures(dict.fromkeys(short, few)))
-
-    @abstractmethod
-    def _texts(self, samples: Samples) -> list[str]:
-        """Return what is counted of each sample."""
-
-    @abstractmethod
-    def _scores(
-        self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
-    ) -> Mapping[str, Sequence[float]]:
-        """Return the scores of texts by name, one number per text."""
 
 
 class Distinct(_TokenCounts):
@@ -77,17 +66,13 @@ class Distinct(_TokenCounts):
         ("distinct_1", "distinct_2", "distinct_3", "distinct"), ScoreSpec(True, (0.0, 1.0))
     )
 
-    def _texts(self, samples: Samples) -> list[str]:
-        return list(samples.texts)
-
-    def _scores(
-        self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
-    ) -> dict[str, Sequence[float]]:
+    def score_samples(self, samples: Samples) -> Scored:
+        ids = self._ids(samples.texts)
+        groups = samples.prefixes if samples.groups is None else samples.groups
         groups = [""] * len(ids) if groups is None else groups
         by_n = {f"distinct_{n}": distinct_by_group(ids, n, groups) for n in (1, 2, 3)}
         scores: dict[str, Sequence[float]] = {k: [v[g] for g in groups] for k, v in by_n.items()}
-        scores["distinct"] = np.mean(list(scores.values()), axis=0)
-        return scores
+        return self._scored({**scores, "distinct": np.mean([*scores.values()], axis=0)})
 
 
 class Repetition(_TokenCounts):
@@ -109,10 +94,6 @@ class Repetition(_TokenCounts):
         check_length(n)
         self.n = n
 
-    def _texts(self, samples: Samples) -> list[str]:
-        return samples.completions
-
-    def _scores(
-        self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
-    ) -> dict[str, Sequence[float]]:
-        return {"repetition": [repetition(each, self.n) for each in ids]}
+    def score_samples(self, samples: Samples) -> Scored:
+        ids = self._ids(samples.completions)
+        return self._scored({"repetition": [repetition(each, self.n) for each in ids]})

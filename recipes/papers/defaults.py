@@ -24,7 +24,7 @@ from ctrlreward.functional.bootstrap import Floats, bootstrap, cluster_numbers
 from ctrlreward.functional.calibration import context_gain
 from ctrlreward.functional.ctrleval import weighted_mean
 from ctrlreward.models.neutral_texts import NEUTRAL_CONTEXTS
-from ctrlreward.models.sentences import find_splitter
+from ctrlreward.models.sentences import split_sentences
 from ctrlreward.models.stop_words import read_stop_words
 from ctrlreward.models.tasks import Patterns
 from ctrlreward.ratings.correlations import correlate
@@ -160,10 +160,10 @@ _KINDS = (r"(?<=[a-z,] )[A-Z][a-z]{3,}", r"\b\d+\b", r"\b[a-z]{6,}\b")
 
 def paragraphs(limit: int) -> list[tuple[str, list[str]]]:
     """Return the first sentence of paragraphs of WikiText-2, and the others."""
-    split, found = find_splitter(None), []
+    found = []
     for line in local_file("wikitext2/test.txt").read_text("utf-8").splitlines():
         text = re.sub(r" @(\S)@ ", r"\1", re.sub(r" ([,.;:!?)])", r"\1", line.strip()))
-        first, *others = split(text.replace(" 's", "'s")) or [""]
+        first, *others = split_sentences(text.replace(" 's", "'s")) or [""]
         if len(others) > 2 and "<unk>" not in first + others[0] and 8 <= len(first.split()) <= 40:
             found.append((first, others))
     return found[:limit]
