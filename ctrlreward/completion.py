@@ -76,12 +76,6 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
         completion), `prefixes` (the beginning), `prompts`, `groups` (as given, else the index of
         the prompt) and the other columns.
 
-    Raises:
-        TypeError: The module returns no list.
-        ValueError: The module has neither method, or does not return one string per prompt; or a
-            `SampleGenerator` gets sources and texts without prefixes, or an encoder-decoder texts
-            without prefixes and prompts.
-
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> class Writer(BoringModel):

@@ -69,11 +69,6 @@ class HeldOutScorer:
             (prompts, 1).
         settings: What else the completions depend on, such as `{"max_new_tokens": 64}`.
 
-    Raises:
-        TypeError: A value of `scores` is not a component or a scorer.
-        ValueError: `scores` or `samples` is empty, a count is not positive, or a name is
-            reserved.
-
     Examples:
         >>> from ctrlreward import Samples, Similarity, WordVectors
         >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))

@@ -11,7 +11,7 @@ from itertools import compress
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from ctrlreward.arguments import kind_of, one_of
 from ctrlreward.failures import Failures, ItemError, rows_named
@@ -118,20 +118,8 @@ def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
     return columns | {"outputs": table[outputs[0]]}
 
 
-class Table(Protocol):
-    """A pandas DataFrame or a `datasets.Dataset`, which type checkers treat as `Any`."""
-
-    def __getitem__(self, name: Any, /) -> Any:
-        """Return a column."""
-
-    def to_dict(self) -> Any:
-        """Return all columns."""
-
-
-# Everything that `as_samples` converts. The types of pandas give records keys that are `Hashable`.
-SamplesLike: TypeAlias = (
-    "Samples | Iterable[str] | Iterable[Mapping[Any, Any]] | Mapping[str, Iterable[Any]] | Table"
-)
+# Everything that `as_samples` converts: data frames and data sets are iterable as well.
+SamplesLike: TypeAlias = "Samples | Iterable[Any] | Mapping[str, Iterable[Any]]"
 
 # Advice for samples without prefixes whose texts may not be beginnings.
 REWRITES_OR_CONTINUES = (
@@ -170,11 +158,7 @@ class Samples:
         extra: Name → n items of any type that functions may read (`FunctionScorer`), such as TRL's
             `completion_ids`. They are not stored.
 
-    Raises:
-        TypeError: A column is not a sequence, or both texts and outputs are given.
-        ItemError: An item is not a string, has no reference, or a text does not start with its
-            prefix. It is a ValueError.
-        ValueError: Lengths differ.
+    Wrong data is an `ItemError`, which is a ValueError.
 
     Examples:
         >>> samples = Samples(["The soup was good.", "The view"], prefixes=["The soup", "The view"])
@@ -284,12 +268,7 @@ class Samples:
         return {name: column for name, column in columns.items() if column is not None}
 
     def require(self, name: str, scorer: str) -> tuple[str, ...]:
-        """Return a column that a scorer needs.
-
-        Raises:
-            MissingColumn: The column is absent. It is a ValueError.
-            ItemError: A sample has several references.
-        """
+        """Return a column that a scorer needs, one string a sample."""
         columns = self.columns()
         if name not in columns:
             raise MissingColumn(name, scorer, columns)
@@ -307,12 +286,7 @@ class Samples:
         return tuple((item,) if isinstance(item, str) else tuple(item) for item in self.references)
 
     def labels_of(self, attribute: str | None, reader: str) -> tuple[str, ...]:
-        """Return the label of each sample, or the label of one attribute, for a `reader` in errors.
-
-        Raises:
-            MissingColumn: The column is absent. It is a ValueError.
-            ItemError: A label does not name the attribute.
-        """
+        """Return the label of each sample, or of one attribute, for a `reader` in errors."""
         if self.labels is None:
             raise MissingColumn("labels", reader, self.columns())
         if attribute is None:
@@ -347,9 +321,6 @@ class Samples:
         """Return the samples reduced to prompts: the prefixes, or without these the whole texts.
 
         `texts` and `prefixes` become the prompts; `prompts` and `groups` are filled in if absent.
-
-        Raises:
-            ValueError: Without prefixes, a text is its own source, the input of a rewrite.
         """
         if self.prefixes is None:
             for i, (text, source) in enumerate(zip(self.texts, self.sources or (), strict=False)):
@@ -589,9 +560,6 @@ def attribute_label(targets: Mapping[str, Any]) -> str:
 
     None is a label that is not controlled, which is left out.
 
-    Raises:
-        ValueError: A name is empty or contains white space or "=", or a label contains "=".
-
     Examples:
         >>> attribute_label({"sentiment": "negative", "tense": None, "topic": "world"})
         'sentiment=negative topic=world'
@@ -662,11 +630,6 @@ def as_samples(data: SamplesLike | None = None, **columns: Any) -> Samples:
         columns: Columns to add or replace, by a plural or singular name; one string or integer
             applies to all samples. `label_map` maps labels in the data to the scorer's labels:
             `{0: "negative", 1: "positive"}`.
-
-    Raises:
-        TypeError: The data is of another type, or a keyword is not a column of `Samples`.
-        ValueError: The texts are missing, a record lacks a key of the first one, a label is not in
-            `label_map`, or `Samples` rejects the columns.
 
     Examples:
         >>> as_samples([{"text": "Good soup.", "source": "Cold soup."}]).sources

@@ -49,10 +49,6 @@ def paired_bootstrap(
         resamples: Number of draws.
         seed: Random seed; the same seed gives the same interval.
 
-    Raises:
-        ValueError: The lengths differ, a side has no valid score or an infinite one, `clusters` has
-            fewer than two, or `confidence` or `resamples` is out of range.
-
     Examples:
         >>> paired_bootstrap([0, 1, 2, 3], [1, 2, 3, 5], ["soup", "soup", "dog", "dog"])
         Estimate(value=1.25, low=1.0, high=1.5)

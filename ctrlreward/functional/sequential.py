@@ -134,9 +134,6 @@ def paired_difference(
         level: Probability that the interval misses the difference, in (0, 1); it is two-sided. For
             an interval that holds at all validations together, `level_of_test(level, k)`.
 
-    Raises:
-        ValueError: The shapes differ, or `level` is not between 0 and 1.
-
     Examples:
         >>> tuned, base = [0.3, 0.6, 0.5, 0.5, 0.5, 0.8], [0.1, 0.5, 0.3, 0.2, 0.4, 0.6]
         >>> paired_difference(tuned, minus=base)

@@ -40,9 +40,6 @@ def adjusted_gm(
         perplexity: Perplexity of the texts under a language model, 1 or more; may be infinite.
         thresholds: t1 to t4; t1 and t2 in per cent, t3 and t4 in units of perplexity.
 
-    Raises:
-        ValueError: A value is out of range.
-
     Examples:
         >>> round(float(adjusted_gm(0.9, 0.79, 70.0)), 3)  # (27 · 8 · 27) ^ (1/3)
         18.0

@@ -55,9 +55,6 @@ class InverseFrequency:
         Not the paper's IWF, which single rough estimates would dominate, but
         `log_inverse_frequency`. Punctuation, fragments that are unknown to wordfreq and special
         tokens have weight 0.
-
-        Raises:
-            LookupError: wordfreq has no list for that language code or a similar one.
         """
         import wordfreq  # a seventh of a second
 

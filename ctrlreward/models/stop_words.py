@@ -38,11 +38,7 @@ ENGLISH_STOP_WORDS = frozenset(
 
 
 def read_stop_words(given: str | PathLike[str] | Sequence[str] | None) -> frozenset[str]:
-    """Return stop words in lower case: of a file with one per line, given, or `ENGLISH_STOP_WORDS`.
-
-    Raises:
-        ValueError: The file can't be read.
-    """
+    """Return stop words in lower case: of a file, given, or `ENGLISH_STOP_WORDS`."""
     if given is None:
         return ENGLISH_STOP_WORDS
     if isinstance(given, (str, PathLike)):

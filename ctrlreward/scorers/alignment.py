@@ -25,7 +25,6 @@ from ctrlreward.models.aligner import (
     group_shared_texts,
 )
 from ctrlreward.models.encoder import Encoder, token_layer
-from ctrlreward.models.pairs import UNITS, Unit
 from ctrlreward.models.sharing import locked, shared_model
 from ctrlreward.models.stop_words import read_stop_words
 from ctrlreward.samples import Samples, SamplesLike, as_samples
@@ -171,12 +170,9 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         stop_words: Words that engagingness and groundedness leave out, not with a regression: a
             file with one word per line, or a list, `[]` for none. None uses `ENGLISH_STOP_WORDS`;
             the paper used NLTK's list.
-        aggregate: Aggregation of every aspect; None uses the paper's for each.
         layer: Layer whose embeddings are compared, 0 for those that go into the first; only for
             `"embedding"`. None uses the published layer (`models.encoder.TOKEN_LAYERS`) or the
             last one.
-        unit: Unit with a value, only for `"discriminative"`: a `"word"` between white space or a
-            `"piece"`, a token. None takes the aligner's unit in training.
         calibration: Whether groundedness by `"embedding"` counts a token above chance only, which
             the paper doesn't (docs/alignment.md).
         **options: See `ModelOptions`.
@@ -188,9 +184,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         aspects: AspectName | Literal["all"] | Sequence[AspectName] = "preservation",
         method: Method = "embedding",
         stop_words: str | PathLike[str] | Sequence[str] | None = None,
-        aggregate: Literal["mean", "sum"] | None = None,
         layer: int | None = None,
-        unit: Unit | None = None,
         calibration: bool = True,
         **options: Unpack[ModelOptions],
     ) -> None:
@@ -199,12 +193,9 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         self.aspects = some_of("aspects", aspects, ASPECTS)
         self.method: Method = one_of("method", method, _VALUES)
         self.stop_words = read_stop_words(stop_words)
-        self.aggregate = None if aggregate is None else one_of("aggregate", aggregate, AGGREGATES)
-        for name, given, of in (("layer", layer, "embedding"), ("unit", unit, "discriminative")):
-            if given is not None and method != of:
-                raise ValueError(f"{name} must be None but for method {of!r}, got {given!r}")
+        if layer is not None and method != "embedding":
+            raise ValueError(f"layer must be None but for method 'embedding', got {layer}")
         self.layer = layer
-        self.unit: Unit | None = None if unit is None else one_of("unit", unit, UNITS)
         self.calibration = calibration and self.method == "embedding"
         # Model of each direction; empty if one model has all.
         self.models = {**model} if isinstance(model, Mapping) else {}
@@ -220,7 +211,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             low, high = _VALUES[self.method]
             if aspect.above_chance and self.calibration:
                 low = 0.0
-            if (self.aggregate or aspect.aggregate) == "sum":
+            if aspect.aggregate == "sum":
                 low, high = (-np.inf if low < 0 else 0.0), np.inf
             ranges.update(dict.fromkeys(aspect.directions, (low, high)))
             if aspect.fold is not None:
@@ -245,7 +236,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             layer = token_layer(name) if self.layer is None else self.layer
             return EmbeddingAligner(shared_model(Encoder, *settings, layer))
         if self.method == "discriminative":
-            return shared_model(TokenAligner, *settings, self.unit)
+            return shared_model(TokenAligner, *settings)
         return shared_model(RegressionAligner, *settings)
 
     def score_samples(self, samples: Samples, names: Collection[str] | None = None) -> Scored:
@@ -328,7 +319,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         if spans and not np.isnan(values).any():
             by_word = aspect.content_only and self.method != "regression"
             counted = content_tokens(pair[0], spans, self.stop_words if by_word else ())
-            score = AGGREGATES[self.aggregate or aspect.aggregate](values[counted])
+            score = AGGREGATES[aspect.aggregate](values[counted])
         else:
             found, counted, score = _NO_TOKENS, np.zeros(0, np.bool_), np.nan
         return Aligned(i, direction, part, pair, found, counted, score)

@@ -73,9 +73,6 @@ class BARTScore(ModelScorer[Seq2SeqInfiller | CausalLM]):
             scores use BART fine-tuned on CNN/DailyMail.
         aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         **options: See `ModelOptions`.
-
-    Raises:
-        ValueError: An aspect is unknown.
     """
 
     def __init__(

@@ -183,10 +183,6 @@ class Scorer(ABC):
         A sample fails if its text is empty or not valid Unicode, or its score is beyond float32,
         with a warning. `samples` may have any form that `as_samples` converts; `columns` are added
         to them or replace theirs, `labels="positive"`.
-
-        Raises:
-            TypeError: The data is of another type, or a keyword is not a column of `Samples`.
-            ValueError: A column that a score needs is absent, or the scorer rejects an item of it.
         """
         given = as_samples(samples, **columns)
         wanted = {name: Component(self, name) for name in computable(self, given)}
@@ -274,11 +270,6 @@ def score(components: Mapping[str, Component], samples: Samples) -> Scored:
     Each scorer runs once for all of its components, on the samples that it can read, a pointwise
     one on each distinct sample. A scorer or model in use by another thread is waited for. Samples
     with `answer_after` are scored by their answers.
-
-    Raises:
-        MissingColumn: The samples lack a column that a component needs.
-        ItemError: An item of a column is wrong.
-        Exception: Any exception of a scorer.
     """
     check_columns(components, samples)
     samples, unfinished = samples.answers()

@@ -35,9 +35,6 @@ class Task:
             once each.
         verbalizers: Words or phrases of each label, the same number for all labels; the i-th
             words of all labels form the i-th verbalizer.
-
-    Raises:
-        ValueError: `prompts` is empty, or a prompt, label, word or their number is invalid.
     """
 
     prompts: Sequence[str]

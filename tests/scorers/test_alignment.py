@@ -75,20 +75,6 @@ def test_groundedness_counts_what_cosines_have_above_chance(scorer: Alignment) -
     np.testing.assert_equal(*map(dict, both))
 
 
-def test_aggregate_makes_every_aspect_a_sum_or_a_mean(scorer: Alignment) -> None:
-    samples = dialog("two dogs", "a dog that barks at night").replace(sources=["dogs", "dogs"])
-    aspects = ("consistency", "groundedness")
-    total, mean = (
-        with_model_of(scorer, *aspects, aggregate=aggregate, stop_words=[])
-        for aggregate in ("sum", "mean")
-    )
-    sums, means = total.score(samples), mean.score(samples)
-    for name in aspects:
-        tokens = [len(parts[name].tokens) for parts in total.explain(samples)]
-        np.testing.assert_allclose(sums[name], means[name] * tokens, atol=1e-12)
-    assert total.specs["consistency"].range == (-np.inf, np.inf)
-
-
 def test_engagingness_takes_what_context_and_history_say(scorer: Alignment) -> None:
     both = dialog("two dogs", "who are you", context="two dogs", history="who are you")
     score = with_model_of(scorer, "engagingness", stop_words=[]).score
@@ -179,7 +165,6 @@ def test_regression_has_no_words_to_leave_out() -> None:
 WRONG_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("aspects", {"aspects": []}),
     ("layer", {"method": "regression", "layer": 2}),
-    ("unit", {"method": "discriminative", "unit": "token"}),
     ("model", {"model": {"relevance_output": "a"}, "aspects": "relevance"}),
     ("stop_words", {"stop_words": "the"}),
 ]
