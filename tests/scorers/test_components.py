@@ -125,19 +125,15 @@ def test_a_function_sees_the_whole_batch_unless_it_is_pointwise() -> None:
 def test_equal_samples_with_other_further_columns_are_not_one() -> None:
     """Long arrays are printed alike; scorers that read no such column get a sample once."""
     ids = [np.zeros(2000), np.eye(1, 2000, 1000)[0]]
-    calls = []
+    letters = Letters()
 
     def total(texts: list[str], ids: list[Any]) -> list[float]:
         return [each.sum() for each in ids]
 
-    class Counted(Letters):
-        def score_samples(self, samples: Samples) -> dict[str, Any]:
-            calls.append(len(samples))
-            return super().score_samples(samples)
-
-    components = {"t": FunctionScorer(total, pointwise=True)["total"], "l": Counted()["letters"]}
-    assert score(components, Samples(["a", "a"], extra={"ids": ids})).scores["t"].tolist() == [0, 1]
-    assert calls == [1]
+    components = {"t": FunctionScorer(total, pointwise=True)["total"], "l": letters["letters"]}
+    samples = Samples(["a", "a"], labels=["o", "o"], extra={"ids": ids})
+    assert score(components, samples).scores["t"].tolist() == [0, 1]
+    assert letters.calls == [("a",)]
 
 
 def test_its_range_and_direction_are_declared() -> None:
