@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import permutations
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -218,7 +218,7 @@ class RegressionAligner(FrozenModel):
     auto_class = AutoModelForSequenceClassification
 
     def _prepare(self) -> None:
-        config = self.model.config
+        config: Any = self.model.config
         labels = [str(config.id2label[i]).lower() for i in range(config.num_labels)]
         self._entails = labels.index(ENTAILS) if ENTAILS in labels else None
         if self._entails is None and config.num_labels != 1:

@@ -19,8 +19,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
 from ctrlreward.files import read_json
 from ctrlreward.models.completeness import check_complete, model_named

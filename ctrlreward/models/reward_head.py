@@ -123,7 +123,7 @@ def load_adapted(model: str, base: str, device: str, dtype: str | None) -> PreTr
         raise ValueError(f"model = {model!r} is an adapter without adapter_model.safetensors")
     config = load_config(base)
     config.num_labels = 1
-    head = PeftConfig.from_pretrained(folder).modules_to_save or ()
+    head = PeftConfig.from_pretrained(str(folder)).modules_to_save or ()
     loaded = load_weights(
         AutoModelForSequenceClassification, base, config, torch.float32, supplied=head
     )

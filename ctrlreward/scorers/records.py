@@ -123,7 +123,7 @@ def sample_table(
     names = [name for name in ("prompts", "labels", "texts") if name in columns]
     numbers = [none_for_nan(values) for values in scores.values()]
     texts = [[*map(str, columns[name])] for name in names]  # W&B knows no other class of strings
-    shown = [*texts, *numbers, *reasons.values()]
+    shown: list[Sequence[Any]] = [*texts, *numbers, *reasons.values()]
     rows = evenly_spaced(len(samples), TABLE_ROWS)
     body: list[list[Cell]] = [[column[i] for column in shown] for i in rows]
     header = [*(JSON_KEYS[name] for name in names), *scores, *(f"{n}_reason" for n in reasons)]
