@@ -287,12 +287,11 @@ class Samples:
 
     def labels_of(self, attribute: str | None, reader: str) -> tuple[str, ...]:
         """Return the label of each sample, or of one attribute, for a `reader` in errors."""
-        if self.labels is None:
-            raise MissingColumn("labels", reader, self.columns())
+        labels = self.require("labels", reader)
         if attribute is None:
-            return tuple(self.labels)
+            return labels
         found = []
-        for i, label in enumerate(self.labels):
+        for i, label in enumerate(labels):
             named = parse_attributes(label) or {}
             if attribute not in named:
                 what = f"does not name the attribute {attribute!r}, which {reader} reads"

@@ -160,26 +160,15 @@ class TokenAligner(FrozenModel):
     classifier with a label "aligned". It reads a before b, unless `aligner_b_first` in its
     config.json is true, as for a decoder.
 
-    `unit` is a `"word"` between white space, by the sum of its tokens' features, or a `"piece"`, a
-    token. None takes `aligner_unit` of the model's config.json, or `"word"`.
+    A unit is a `"word"` between white space, by the sum of its tokens' features, or with
+    `aligner_unit` in its config.json a `"piece"`, a token.
     """
 
     auto_class = AutoModelForTokenClassification
 
-    def __init__(
-        self,
-        model: str,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-        unit: Unit | None = None,
-    ) -> None:
-        self._given_unit = unit
-        super().__init__(model, device, dtype, batch_tokens)
-
     def _prepare(self) -> None:
-        trained = getattr(self.model.config, "aligner_unit", "word")
-        self.unit: Unit = one_of("unit", self._given_unit or trained, UNITS)
+        unit = getattr(self.model.config, "aligner_unit", "word")
+        self.unit: Unit = one_of("aligner_unit", unit, UNITS)
         labels = {int(i): str(label) for i, label in (self.model.config.id2label or {}).items()}
         aligned = [i for i, label in labels.items() if label.lower() == ALIGNED]
         if not aligned:

@@ -78,15 +78,16 @@ def test_the_scorer_takes_the_layer_too(folders: dict[str, str]) -> None:
 
 
 def test_words_of_d(folders: dict[str, str]) -> None:
-    found = list(TokenAligner(folders["d0"]).align(PAIRS))
+    aligner = TokenAligner(folders["d0"])
+    found = list(aligner.align(PAIRS))
     for (a, _), alignment, words, values in zip(
         PAIRS, found, GOLDEN["words"], GOLDEN["discriminative"], strict=True
     ):
         assert [a[start:end] for start, end in alignment.spans] == words
         np.testing.assert_allclose(alignment.values, values, rtol=0, atol=1e-5)
     assert np.std([value for values in GOLDEN["discriminative"] for value in values]) > 0.05
-    pieces = next(iter(TokenAligner(folders["d0"], unit="piece").align(PAIRS)))
-    assert len(pieces.spans) > len(found[0].spans)
+    aligner.unit = "piece"
+    assert len(aligner.align(PAIRS)[0].spans) > len(found[0].spans)
 
 
 def test_whole_texts_of_r(folders: dict[str, str]) -> None:

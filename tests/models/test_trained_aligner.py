@@ -114,7 +114,8 @@ def decoder(tmp_path: Path, tiny_causal: Callable[..., str]) -> str:
 
 
 def test_a_decoder_reads_b_then_a_line_and_a(decoder: str) -> None:
-    aligner = TokenAligner(decoder, unit="piece")
+    aligner = TokenAligner(decoder)
+    aligner.unit = "piece"
     model = LlamaForTokenClassification.from_pretrained(decoder).eval()
     tokenizer = AutoTokenizer.from_pretrained(decoder)
     pairs = [("the food was good", "good food"), ("slow", "the staff was slow and not friendly")]
