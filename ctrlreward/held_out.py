@@ -135,7 +135,6 @@ class HeldOutScorer:
 
     @cached_property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of each key."""
         specs = {key: component.spec for key, component in self.components.items()}
         specs[FAIL_RATE] = ScoreSpec(False, (0.0, 1.0))
         for name in self._of_corpus(dict.fromkeys(self.scored, np.full(1, np.nan)), [0]):
@@ -224,7 +223,6 @@ class HeldOutScorer:
         return HeldOutScores(shown, reasons, named, by_prompt)
 
     def release(self) -> None:
-        """Free the scorers' models."""
         for scorer in self.scorers:
             scorer.release()
 

@@ -64,7 +64,6 @@ class MissingColumn(ValueError):
         super().__init__(column, reader, self.present)  # the arguments, so that it pickles
 
     def __str__(self) -> str:
-        """Return the message, which names the missing column."""
         return f"{self.reader} needs the column {self.column!r}, got {', '.join(self.present)}"
 
 

@@ -35,7 +35,6 @@ class PromptScores(np.ndarray[Any, np.dtype[np.float64]]):
     prompts: str = ""
 
     def __new__(cls, values: npt.ArrayLike, prompts: str) -> Self:
-        """Return a view of the values."""
         scores = np.asarray(values, np.float64).view(cls)
         scores.prompts = prompts
         return scores

@@ -265,7 +265,6 @@ class Row(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of tokens."""
         return len(self.before) + len(self.tree.ids)
 
     @property
@@ -391,7 +390,6 @@ class Order(NamedTuple):
     suffix_first: bool
 
     def pieces(self, left: Pieces, right: Pieces) -> Pieces:
-        """Return the context of a filling."""
         first, second = (right, left) if self.suffix_first else (left, right)
         return (*self.before, *first, *self.between, *second, *self.after)
 

@@ -18,7 +18,6 @@ class Passage(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The whole text."""
         return f"{self.prefix} {self.remainder}"
 
 

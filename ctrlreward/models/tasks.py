@@ -106,7 +106,6 @@ class TokenScores(NamedTuple):
 
     @property
     def tokens(self) -> list[npt.NDArray[np.int64]]:
-        """Tokens of each target."""
         return np.split(self.ids, np.cumsum(self.sizes)[:-1]) if len(self.sizes) else []
 
     def split(self, counts: Sequence[int]) -> list[TokenScores]:

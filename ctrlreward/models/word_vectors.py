@@ -57,7 +57,6 @@ class WordVectors:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
         return self.matrix.shape[1]
 
     @classmethod

@@ -67,7 +67,6 @@ class Aligned(NamedTuple):
     score: float
 
     def explained(self) -> AlignedText:
-        """Return the text with the alignment of its tokens."""
         spans, values = self.alignment
         rows = zip(spans, values.tolist(), self.counted.tolist(), strict=True)
         tokens = tuple(AlignedToken(*span, value, counts) for span, value, counts in rows)
@@ -325,5 +324,4 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         return Aligned(i, direction, part, pair, found, counted, score)
 
     def _wanted(self, names: Collection[str] | None) -> list[str]:
-        """Return the aspects with a score in `names`; all for None."""
         return [a for a in self.aspects if names is None or {a, *ASPECTS[a].directions} & {*names}]

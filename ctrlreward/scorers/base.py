@@ -227,7 +227,6 @@ class Component:
 
     @property
     def spec(self) -> ScoreSpec:
-        """Direction and range of this score."""
         return self.scorer.specs[self.name]
 
 

@@ -232,7 +232,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
 
     @cached_property
     def iwf(self) -> InverseFrequency:
-        """Weights of coherence and consistency."""
         tokenizer = self.loaded_model.tokenizer
         if self._iwf is None:
             return InverseFrequency.from_wordfreq(tokenizer)

@@ -27,7 +27,6 @@ class _TokenCounts(Scorer):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, loaded at the first use."""
         return load_tokenizer(self.model) if isinstance(self.model, str) else self.model
 
     def load(self) -> None:

@@ -67,7 +67,6 @@ class LexiconSentiment(Scorer):
 
     @cached_property
     def analyzer(self) -> Any:
-        """The analyzer of the package `vader`, which reads the lexicon at the first use."""
         return import_extra("vader", "LexiconSentiment").SentimentIntensityAnalyzer()
 
     def load(self) -> None:

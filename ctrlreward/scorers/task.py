@@ -62,7 +62,6 @@ class Task:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels, in the order of the verbalizers."""
         return tuple(self.verbalizers)
 
     @property
