@@ -87,7 +87,7 @@ def load_weights(
     dtype: torch.dtype,
     supplied: Container[str] = (),
 ) -> PreTrainedModel:
-    """Load a pretrained model with all weights of its checkpoint, but those of `supplied` layers."""
+    """Load a pretrained model by its checkpoint: all weights, but those of layers `supplied`."""
     if auto_class is AutoModelForCausalLM:
         _check_decoder(model, config)
     with model_named(model), _quiet_transformers():

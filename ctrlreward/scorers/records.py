@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from os import PathLike
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ctrlreward.failures import UnreadableText
 from ctrlreward.files import json_line, none_for_nan, read_jsonl, without_nan, write_whole
 from ctrlreward.samples import JSON_KEYS, Samples, records_of, samples_of
 from ctrlreward.scorers.base import Component, Scorer, Scores
@@ -64,8 +66,10 @@ def explain_some(
     found: dict[int, dict[str, Any]] = {row: {} for row in rows}
     for scorer, names in wanted.items():
         others = scorer.specs.keys() - names  # aspects that are not a component
-        for row, named in zip(rows, scorer.explain(samples[rows]), strict=True):
-            found[row] |= {name: asdict(each) for name, each in named.items() if name not in others}
+        for row in rows:
+            with suppress(UnreadableText):
+                (named,) = scorer.explain(samples[[row]])
+                found[row] |= {n: asdict(each) for n, each in named.items() if n not in others}
     return {row: without_nan(named) for row, named in found.items() if named}
 
 

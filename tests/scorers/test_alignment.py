@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from failed_rows import failures_of
 
+from ctrlreward.failures import UnreadableText
 from ctrlreward.models.aligner import TokenAlignment
 from ctrlreward.models.neutral_texts import neutral_texts
 from ctrlreward.samples import Samples, as_samples
@@ -174,6 +175,18 @@ WRONG_SETTINGS: list[tuple[str, dict[str, Any]]] = [
 def test_wrong_settings(name: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=name):
         Alignment(**settings)
+
+
+def test_a_text_that_cannot_be_read_has_no_explanation(scorer: Alignment, monkeypatch) -> None:
+    def refusing(samples: Samples) -> list[dict[str, Any]]:
+        if "odd" in samples.texts:
+            raise UnreadableText("it is odd")
+        return Alignment.explain(part, samples)
+
+    part = with_model_of(scorer, "consistency")
+    monkeypatch.setattr(part, "explain", refusing)
+    samples = Samples(["a soup", "odd", "soup"], sources=["a soup"] * 3)
+    assert [*explain_some({"kept": part["consistency"]}, samples)] == [0, 2]
 
 
 def test_explanations_of_some_texts_are_plain_data(scorer: Alignment) -> None:
