@@ -126,10 +126,9 @@ def with_extended(arguments: Sequence[str]) -> list[str]:
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     parser.add_argument("--smoke", action="store_true")
-    words = {argument.partition("=")[0] for argument in arguments}
-    for word in sorted(words):
-        if word.startswith("--values.") or word == "--trainer.default_root_dir":
-            parser.add_argument(word)
+    for option in {argument.partition("=")[0] for argument in arguments}:
+        if option.startswith("--values.") or option == "--trainer.default_root_dir":
+            parser.add_argument(option)
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]
     given, options = parser.parse_known_args(arguments)

@@ -72,8 +72,8 @@ def list_recipes() -> None:
         if file.parent.name != folder:
             folder = file.parent.name
             print(f"{folder}:")
-        comment = _comment(file.read_text(encoding="utf-8")).replace("# ", "").replace("\n", " ")
-        print(f"  {name:<{width}}{comment.partition('. ')[0].rstrip(' .')}")
+        comment = _comment(file.read_text(encoding="utf-8")).replace("# ", "").split()
+        print(f"  {name:<{width}}{re.split('[.:?] ', ' '.join(comment))[0].rstrip('.')}")
 
 
 def _comment(text: str) -> str:

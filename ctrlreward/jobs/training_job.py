@@ -32,9 +32,12 @@ _SIGNS = ("metrics.jsonl", "summary.json")
 # machines that mount it. The system frees it when the process ends.
 _LOCK = ".ctrlreward.lock"
 
-# Warnings at every start that a user can't act on: the command's name is already removed, prompts
-# need no worker processes, batches of text stay on the CPU.
-_KNOWN_WARNINGS = ".*(args parameter is int|does not have many w|overridden `transfer_batch_to_d)"
+# Warnings at every start that a user can't act on: of the command's arguments, of prompts without
+# worker processes, of batches of text that stay on the CPU, and between two libraries.
+_KNOWN_WARNINGS = (
+    ".*(args parameter is intended|does not have many workers|overridden `transfer_batch_to"
+    "|is_gradient_checkpointing|isinstance.treespec, LeafSpec)"
+)
 
 
 class TrainParser(CommandParser, LightningArgumentParser):
