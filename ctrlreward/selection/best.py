@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctrlreward.arguments import Mode, check_direction, counted, sign_of
-from ctrlreward.functional.sequential import check_level, level_of_test
+from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
 from ctrlreward.selection.metrics import (
     Bounds,
     Evidence,
@@ -207,10 +207,12 @@ class BestRule:
         sign = sign_of(self.mode)
         nearest, difference = max(tied, key=lambda pair: sign * pair[0].metrics[self.monitor])
         more = f" and {counted(len(tied) - 1, 'other candidate')}" if tied[1:] else ""
-        return (
-            f"{what}, not distinguishable from {nearest.metrics[self.monitor]:.4f} at step "
-            f"{nearest.step} ({describe(difference)}){more}"
-        )
+        return f"{what}, {self._against(nearest, difference)}{more}"
+
+    def _against(self, other: Validation, difference: PairedDifference) -> str:
+        told = "distinguishable" if difference.distinguishable else "not distinguishable"
+        value = other.metrics[self.monitor]
+        return f"{told} from {value:.4f} at step {other.step} ({describe(difference)})"
 
     def _rank(self, state: BestState, now: Validation) -> tuple[BestState, KeepDecision]:
         step, score = now.step, now.metrics[self.monitor]
@@ -223,11 +225,7 @@ class BestRule:
         kept, gone = self._keep(state.kept, {**rivals, step: now}, step)
         reason = f"{self.monitor} is {score:.4f}"
         if leader is not None and difference is not None:
-            told = "distinguishable" if difference.distinguishable else "not distinguishable"
-            reason += (
-                f", {told} from {leader.metrics[self.monitor]:.4f} at step {leader.step} "
-                f"({describe(difference)})"
-            )
+            reason += f", {self._against(leader, difference)}"
         if step in gone:
             reason += f", not among the best {self.top_k}"
         elif self.top_k != -1:
