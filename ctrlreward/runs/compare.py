@@ -55,7 +55,7 @@ _NO_SCORES = {*JSON_KEYS.values(), *OUTPUT_NAMES, *_ITEMS, "index", "seed", "ste
 
 # Columns of `ctrlreward score`, as their scorers declare them.
 _DECLARED: dict[str, Mode] = {
-    **dict.fromkeys(("perplexity", "bits_per_byte", "repetition"), "min"),
+    **dict.fromkeys(("perplexity", "repetition"), "min"),
     **dict.fromkeys(("coherence", "consistency", "attribute_relevance", "log_likelihood"), "max"),
     **dict.fromkeys(("accuracy", "label_probability", "polarity", "similarity", "gm"), "max"),
     **dict.fromkeys(("distinct", "distinct_1", "distinct_2", "distinct_3"), "max"),
