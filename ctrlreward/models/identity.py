@@ -66,8 +66,8 @@ def _content(name: str) -> str:
         return f"{name} at {folder.name}{_base(folder)}" if folder else name
     # A model of sentence-transformers has folders of its modules; others, such as checkpoints,
     # are not read.
-    files = path.rglob("*") if (path / "modules.json").is_file() else path.iterdir()
-    files = [file for file in files if file.suffix in _SUFFIXES and file.is_file()]
+    found = path.rglob("*") if (path / "modules.json").is_file() else path.iterdir()
+    files = [file for file in found if file.suffix in _SUFFIXES and file.is_file()]
     return _digest(files, path) + _base(path) if files else name
 
 
