@@ -37,11 +37,7 @@ class RemoteRewardModel(Scorer):
         max_tokens: Context of the model on the server, beyond which texts are cut, with a warning;
             None takes the tokenizer's.
         batch_texts: Texts of a request.
-        concurrency: Requests at the same time.
-        timeout: Seconds to wait for a reply.
-        max_retries: Times that a request is repeated if the server is busy or does not answer,
-            after the pauses that it asks for (Retry-After).
-        key_variable: Environment variable with the server's API key.
+        concurrency, timeout, max_retries, key_variable: As in `Judge`.
 
     Raises:
         ConnectionError: When scoring: the server does not answer, or not with a value for each text
