@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import pairwise
+
+from ctrlreward.arguments import one_of
+from ctrlreward.extras import import_extra
 
 # Final marks of a word that may end a sentence, and the quotes and brackets that close after them.
 _CLOSING = r"[\"'”’»)\]」』）]*"
@@ -32,6 +36,23 @@ def split_sentences(text: str) -> list[str]:
     starts = [b.start() for a, b in pairwise(words) if _ends_sentence(a.group(), b.group())]
     pieces = (text[a:b].strip() for a, b in pairwise([0, *starts, len(text)]))
     return [piece for piece in pieces if piece]
+
+
+def find_splitter(
+    splitter: Callable[[str], list[str]] | str | None,
+) -> Callable[[str], list[str]]:
+    """Return a function from a text to its sentences: `split_sentences` for None and `"rules"`.
+
+    `"nltk"` is NLTK's Punkt, as in the CTRLEval paper (`python -m nltk.downloader punkt_tab`).
+    """
+    if callable(splitter):
+        return splitter
+    if one_of("sentence_splitter", splitter or "rules", ("rules", "nltk")) == "rules":
+        return split_sentences
+    split: Callable[[str], list[str]] = import_extra(
+        "nltk", "sentence_splitter='nltk'"
+    ).sent_tokenize
+    return split
 
 
 def _ends_sentence(word: str, following: str) -> bool:

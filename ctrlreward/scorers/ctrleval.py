@@ -24,7 +24,7 @@ from ctrlreward.functional.ctrleval import (
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.neutral_texts import neutral_texts
-from ctrlreward.models.sentences import split_sentences
+from ctrlreward.models.sentences import find_splitter
 from ctrlreward.models.seq2seq import load_infiller
 from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
@@ -160,8 +160,8 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         iwf: Inverse word frequencies, weights of coherence and consistency: a file with a weight
             per token id, an `InverseFrequency`, or None for frequencies of the `wordfreq` package.
-        sentence_splitter: Function from a text to its sentences, such as NLTK's `sent_tokenize`,
-            the paper's. None splits by rules (`models.sentences`).
+        sentence_splitter: Function from a text to its sentences, or `"nltk"`, the paper's. None
+            splits by rules (`models.sentences`).
         weights: Mean of a text's pattern evaluators: `"beta"`, with the paper's weights, or
             `"mean"`, the plain one. None uses `"beta"`, except for the relevance of a decoder-only
             model, which uses `"mean"`.
@@ -189,7 +189,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         task: str | PathLike[str] | Task = "sentiment",
         aspects: AspectName | Literal["all"] | Sequence[AspectName] = "all",
         iwf: str | PathLike[str] | InverseFrequency | None = None,
-        sentence_splitter: Callable[[str], list[str]] | None = None,
+        sentence_splitter: Callable[[str], list[str]] | str | None = None,
         weights: Weighting | None = None,
         evaluators: int | None = None,
         max_tokens: int | None = 512,
@@ -208,7 +208,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
             self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed=0)
         )
         self._prompts = relevance_blanks(self.pattern_evaluators)
-        self.split = sentence_splitter or split_sentences
+        self.split = find_splitter(sentence_splitter)
         self.attribute = attribute
         self.calibration = calibration
         if not isinstance(calibration, bool | None):

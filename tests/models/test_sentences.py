@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.models.sentences import split_sentences
+from ctrlreward.models.sentences import find_splitter, split_sentences
 
 # Arbitrary text, and text dense in the marks and abbreviations that the rules look for.
 fragments = st.lists(
@@ -53,3 +56,16 @@ def test_splits(sentences: list[str]) -> None:
 def test_splits_chinese_and_japanese(space: str) -> None:
     sentences = "今天下雨。 你去吗？！ 「好！」 他说3.5元。 おいしい。 没有".split()
     assert split_sentences(space.join(sentences)) == sentences
+
+
+def test_splitters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_splitter(str.split) == str.split
+    assert find_splitter(None) is find_splitter("rules") is split_sentences
+    nltk = SimpleNamespace(sent_tokenize=lambda text: text.split("|"))
+    monkeypatch.setitem(sys.modules, "nltk", nltk)
+    assert find_splitter("nltk")("One.|Two.") == ["One.", "Two."]
+    monkeypatch.setitem(sys.modules, "nltk", None)
+    with pytest.raises(ImportError, match="nltk"):
+        find_splitter("nltk")
+    with pytest.raises(ValueError, match="sentence_splitter"):
+        find_splitter("punkt")
