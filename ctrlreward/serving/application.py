@@ -141,7 +141,6 @@ def create_app(
         """
         if token is None and not _LOOPBACK.fullmatch(request.headers.get("host", "")):
             response = _error(400, _OTHER_HOST)
-        # The path of `request.url` follows the Host that a client sends.
         elif request.scope["path"] not in _OPEN and not authorised(request):
             message = "the server needs its token: Authorization: Bearer TOKEN"
             response = _error(401, message, {"WWW-Authenticate": "Bearer"})
