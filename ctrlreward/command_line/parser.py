@@ -47,8 +47,9 @@ class CommandParser(ArgumentParser):
         try:
             super().validate(*args, **options)
         except KeyError as error:  # "Option 'modle' is not accepted"
-            known = [action.dest for action in self._actions]
-            error.args = (f"{error}{did_you_mean(str(error).split(chr(39))[-2], known)}",)
+            name = str(error).rpartition("'")[0].rpartition("'")[2]
+            hint = did_you_mean(name, [action.dest for action in self._actions])
+            error.args = (f"{error}{hint}",)
             raise
 
 
