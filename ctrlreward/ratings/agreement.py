@@ -18,10 +18,6 @@ def fleiss_kappa(labels: Sequence[Sequence[str]]) -> float:
 
     1 if all raters agree, 0 at chance level, negative below it; NaN if only one label occurs.
 
-    Raises:
-        ValueError: There are no items, or items differ in their number of labels.
-        ImportError: statsmodels is not installed.
-
     Examples:
         >>> fleiss_kappa([["good", "good"], ["bad", "bad"]])
         1.0
@@ -41,10 +37,6 @@ def krippendorff_alpha(
     They are labels for the nominal level, otherwise numbers; None is a missing rating, and items
     with two or more count. 1 if all raters agree, 0 at chance level, negative below it; NaN if
     fewer than two different ratings remain.
-
-    Raises:
-        ValueError: A rating is not a number, and `level` is not `"nominal"`.
-        ImportError: krippendorff is not installed.
 
     Examples:
         >>> krippendorff_alpha([["good", "good"], ["bad", "bad"], ["good", None]])

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from ctrlreward.functional import reproducibility
 from ctrlreward.functional.bootstrap import Estimate, Floats, bootstrap, cluster_numbers
 
 STATISTICS = {"pearson": "Pearson r", "spearman": "Spearman ρ", "kendall": "Kendall τ-b"}
@@ -16,14 +17,10 @@ _UNDEFINED = dict.fromkeys(STATISTICS, float("nan"))
 
 
 class RatingCorrelations(NamedTuple):
-    """Correlations of one score with one rating.
+    """Correlations, -1 to 1, of one score with one rating over `n` rows or systems.
 
-    Attributes:
-        n: Number of points: rows or systems.
-        failed: Number of rows without a score or a rating, which are left out. At the level of
-            systems, rows without a system are left out as well, but have not failed.
-        estimates: Value, -1 to 1, and 95 % interval by statistic; NaN if undefined.
-        note: Why values or intervals are undefined, else empty.
+    `failed` rows without a score or a rating are left out. At the level of systems, rows without a
+    system are left out as well, but have not failed. `note` says why values or intervals are NaN.
     """
 
     n: int
@@ -33,24 +30,13 @@ class RatingCorrelations(NamedTuple):
 
 
 def correlate(x: Floats, y: Floats) -> dict[str, float]:
-    """Return Pearson's r, Spearman's ρ and Kendall's τ-b of the pairs without NaN.
-
-    All are NaN for fewer than three pairs and for a constant side. `x` and `y` have shape (n,).
-
-    Examples:
-        >>> x, y = np.array([0.1, 0.2, 0.3, 0.4, np.nan]), np.array([1.0, 3.0, 2.0, 4.0, 0.0])
-        >>> [round(value, 3) for value in correlate(x, y).values()]  # 5 of 6 pairs are concordant
-        [0.8, 0.8, 0.667]
-    """
-    valid = ~(np.isnan(x) | np.isnan(y))
-    x, y = x[valid], y[valid]
-    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    """Return the `correlate` of `functional`, and Kendall's τ-b, of the pairs of shape (n,)."""
+    pearson, spearman, n = reproducibility.correlate(x, y)
+    if np.isnan(pearson):
         return _UNDEFINED
-    return {
-        "pearson": float(np.corrcoef(x, y)[0, 1]),
-        "spearman": float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1]),
-        "kendall": float(stats.kendalltau(x, y, method="asymptotic").statistic),
-    }
+    valid = np.isfinite(x) & np.isfinite(y) if n < len(x) else slice(None)
+    kendall = stats.kendalltau(x[valid], y[valid], method="asymptotic").statistic
+    return {"pearson": pearson, "spearman": spearman, "kendall": float(kendall)}
 
 
 def rating_correlations(
@@ -73,13 +59,8 @@ def rating_correlations(
         clusters: Cluster of each row, shape (n,); None makes each row its own.
         systems: System that wrote each row, shape (n,), for the level of systems; None leaves a
             row out.
-        resamples: Number of draws.
-        seed: Random seed; the same one gives the same intervals.
-
-    Examples:
-        >>> found = rating_correlations([1, 3, 2, 4, 3, 5], [5, 5, 4, 2, 1, 1], systems="AABBCC")
-        >>> found.n, round(found.estimates["pearson"].value, 3)  # means 2, 3, 4 and 5, 3, 1
-        (3, -1.0)
+        resamples: Number of draws, by `seed`.
+        seed: The same one gives the same intervals.
     """
     x, y = np.asarray(scores, np.float64), np.asarray(ratings, np.float64)
     failed = np.isnan(x) | np.isnan(y)

@@ -24,14 +24,9 @@ from ctrlreward.tables.rows import Row, decode_utf8, read_bytes, read_placed
 class Rated:
     """Texts with human ratings, n rows.
 
-    Attributes:
-        file: The file's name.
-        samples: The texts and the other columns that scorers read.
-        ratings: Each rating by name, float64 of shape (n,); NaN if a row has none.
-        clusters: Cluster of each row, which the bootstrap draws, shape (n,); None draws rows.
-        systems: System that wrote each text, None if unknown, shape (n,); None if none is named.
-        rows: The rows of the file, with all columns.
-        places: Name of each row in messages, shape (n,).
+    `ratings` are float64 by name, NaN if a row has none. The bootstrap draws `clusters`, or rows if
+    it is None. `systems` wrote the texts; one is None if unknown, all if the file names none.
+    `places` name the rows in messages.
     """
 
     file: str
@@ -97,21 +92,11 @@ def read_rated(
     system: str | None = None,
     texts: bool = True,
 ) -> Rated:
-    """Read texts and their human ratings.
+    """Read texts and their human ratings, with the arguments of `meta-eval rated`.
 
-    Args:
-        data: A .jsonl, .csv or .parquet file, or a file as published: CTRLEval's (.txt: label,
-            prefix, text and three ratings, separated by tabs), CTC's (.json: dialogs, transfers or
-            summaries), or Li et al.'s (.csv).
-        ratings: Columns of the ratings. A published file has its own, and its own columns.
-        columns: Column names of the file.
-        cluster: Column that related rows share.
-        system: Column of the system that wrote each text.
-        texts: Whether to read the texts.
-
-    Raises:
-        ValueError: A column is missing, a rating is not a number, or a cluster is empty.
-        OSError: The file can't be read.
+    Without `ratings`, a file as published, which has its own columns: CTRLEval's (.txt: label,
+    prefix, text and three ratings, separated by tabs), CTC's (.json: dialogs, transfers or
+    summaries), or Li et al.'s (.csv). `texts` is whether to read the texts.
     """
     rows, places = _rows(local_path(data))
     clusters, form = [cluster] if cluster else [], None

@@ -23,14 +23,8 @@ def report_correlations(
     """Correlate every score with every rating, print a table per level, and return the figures.
 
     The sample level is over rows. The system level is over the means of systems, where the file
-    names three or more.
-
-    Args:
-        rated: The rated file, n rows.
-        scores: Arrays of shape (n,) by name; NaN for samples that failed.
-        specs: Specs of the scores whose direction is known, by name.
-        resamples: Bootstrap draws for the 95 % intervals.
-        seed: Seed of the bootstrap.
+    names three or more. `scores` are arrays of shape (n,) by name, NaN for samples that failed, and
+    `specs` those of the scores whose direction is known.
     """
     levels: dict[str, tuple[str | None, ...] | None] = {"sample": None}
     if len({*(rated.systems or ())} - {None}) >= 3:
@@ -62,12 +56,7 @@ def report_correlations(
 
 
 def cell(value: float | None, low: float = np.nan, high: float = np.nan) -> str:
-    """Return a correlation, and its interval if there is one, as a cell of a table.
-
-    Examples:
-        >>> cell(0.51, 0.4, 0.6), cell(float("nan"))
-        ('0.5100 (0.40 to 0.60)', '–')
-    """
+    """Return `0.5100 (0.40 to 0.60)`, a correlation and its interval if there is one, else `–`."""
     if value is None or np.isnan(value):
         return "–"
     return f"{value:.4f}" + ("" if np.isnan(low) else f" ({low:.2f} to {high:.2f})")
