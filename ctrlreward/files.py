@@ -283,7 +283,11 @@ class JsonLog:
                 raise self._not_a_log()
             return []
         started = records[0] if isinstance(records[0], dict) else {}
-        require_same(self.identity, started, self.path, "file")
+        if other := [name for name in self.identity if started.get(name) != self.identity[name]]:
+            raise ValueError(
+                f"{self.path} was started with other {', '.join(other)}. Resume with the same, or "
+                "delete the file to start over."
+            )
         return records[1:]
 
     def append(self, record: Any) -> None:
@@ -323,39 +327,6 @@ class JsonLog:
         return ValueError(
             f"{self.path} is not a JSON Lines log of this job{why}. Use another path, or delete it."
         )
-
-
-def require_same(
-    settings: Mapping[str, Any], started: Mapping[str, Any], path: object, what: str
-) -> None:
-    """Raise a ValueError if a file or folder, `what`, was started with other settings."""
-    changes = changed_items({name: started.get(name) for name in settings}, settings)
-    if lines := [f"{key} {was[:150]}, not {now[:150]}" for key, was, now in changes]:
-        raise ValueError(
-            f"{path} was started with other settings: {'; '.join(lines)[:600]}. "
-            f"Resume with the same, or delete the {what} to start over"
-        )
-
-
-def changed_items(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield the dotted key and the two values, as JSON, of each item that differs."""
-    sides = flat(one), flat(other)
-    for key in {**sides[0], **sides[1]}:
-        if not all(key in side for side in sides) or sides[0][key] != sides[1][key]:
-            shown = (
-                json.dumps(s[key], ensure_ascii=False) if key in s else "nothing" for s in sides
-            )
-            yield key, *shown
-
-
-def flat(value: Any, key: str = "") -> dict[str, Any]:
-    """Return the values of nested mappings, and of lists with any, by dotted key."""
-    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        value = {str(i): item for i, item in enumerate(value)}
-    if not isinstance(value, Mapping) or not value:
-        return {key: value}
-    parts = (flat(item, f"{key}.{name}" if key else name) for name, item in value.items())
-    return {name: item for part in parts for name, item in part.items()}
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def samples_log(
     """Return the log of some scores of some rows with these settings."""
     identity = {
         "versions": versions(),
-        "sha256 of the rows": hashlib.sha256(repr(rows).encode(errors="replace")).hexdigest(),
+        "rows": hashlib.sha256(repr(rows).encode(errors="replace")).hexdigest(),
         "scores": list(components),
         **(settings or {}),
     }

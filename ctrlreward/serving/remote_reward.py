@@ -19,7 +19,6 @@ import httpx2
 import tenacity
 
 from ctrlreward.arguments import positive
-from ctrlreward.files import changed_items
 from ctrlreward.models.identity import digest
 from ctrlreward.placement import Worker
 from ctrlreward.reward import AnyReward, RewardBatch
@@ -134,9 +133,9 @@ class RemoteReward(AnyReward):
         if spoken != PROTOCOL:
             raise RuntimeError(f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}")
         for expected in (self._expected, self._description or {}):
-            changes = changed_items(expected, {key: found[key] for key in expected})
-            for key, wanted, other in changes:
-                raise RuntimeError(f"{self.url}: {key} must be {wanted}, is {other}")
+            for key, value in expected.items():
+                if found[key] != value:
+                    raise RuntimeError(f"{self.url}: {key} must be {value}, is {found[key]}")
         self._description = found
 
     def release(self) -> None:

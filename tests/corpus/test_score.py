@@ -211,9 +211,9 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("torn", ["", '{"share": [1'])
 def test_a_killed_run_resumes(torn: str, stopped: None, refused: Callable[..., str]) -> None:
     options = [BY_LETTERS, "--scorers.letter=t", *STOPPED[1:]]
-    assert 'letter "e", not "t"' in refused("in.jsonl", "out.csv", *options)
+    assert "other scorers." in refused("in.jsonl", "out.csv", *options)
     error = refused("in.jsonl", "out.csv", *STOPPED, "--columns.label=text")
-    assert 'columns.label "label", not "text"' in error
+    assert "other columns." in error
     with open(LOG, "a") as file:
         file.write(torn)
     options = [BY_LETTERS, "--scorers.device=cuda", *STOPPED[1:]]
@@ -235,7 +235,7 @@ def test_a_log_that_was_cut_off_or_is_of_another_version_or_input_is_refused(
     OneLetter.calls.clear()
     for edited in ([*RECORDS[:-1], {**RECORDS[-1], "id": 99}], RECORDS[:-1]):
         write(edited)
-        assert "sha256 of the rows" in refused("in.jsonl", "out.csv", *STOPPED)
+        assert "other rows." in refused("in.jsonl", "out.csv", *STOPPED)
     write(RECORDS)
     other = {**json.loads(settings), "versions": {"ctrlreward": "0.3.0"}}
     for content in (
@@ -262,7 +262,7 @@ def test_a_file_that_a_scorer_reads_may_not_change(
     monkeypatch.delenv("KILL_AT")
     assert LOG.exists()
     Path("vowels.yaml").write_text("aeiouy")
-    assert "letters" in refused(*command)
+    assert "other scorers." in refused(*command)
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])

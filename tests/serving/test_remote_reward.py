@@ -332,7 +332,7 @@ def test_another_reward_behind_the_same_url_is_an_error(scripted: Scripted) -> N
     assert remote(["soup"], labels="o").total.tolist() == [1.0]
     scripted.described = describe(Reward({"letters": (Letters()["letters"], 0.5)}))
     for reward in (remote, pickle.loads(pickle.dumps(remote))):
-        with pytest.raises(RuntimeError, match=r"weights\.letters"):
+        with pytest.raises(RuntimeError, match=r"weights .*letters"):
             reward(["soup"], labels="o")
     with pytest.raises(RuntimeError, match="must be"):
         remote.load()
