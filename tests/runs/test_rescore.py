@@ -282,7 +282,8 @@ def test_scores_of_more_than_the_texts_are_refused(folder: Path, fails: Callable
     (folder / "judge.yaml").write_text(yaml.safe_dump({"components": {"answer": answer}}))
     Share.calls.clear()
     error = fails("rescore", folder / "run", folder / "judge.yaml")
-    assert "step=000001.jsonl: Share needs the column 'histories'" in error
+    assert "step=000001.jsonl" in error
+    assert "'histories'" in error
     assert Share.calls == []
     assert not any(path.is_file() for path in (folder / "run" / "rescored").rglob("*"))
 
