@@ -71,7 +71,8 @@ def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
 
     An option's words end at the next option or at the name of a table (`texts.jsonl`). Commas
     also separate words. An option that is repeated adds to its list. A value in brackets or
-    braces and `null` are not changed. An option of a scorer is joined to its value.
+    braces and `null` are not changed. An option of a scorer is joined to its value. A ValueError
+    for a scorer that does not exist.
     """
     gathered: list[str] = []
     seen: set[str] = set()
@@ -91,6 +92,9 @@ def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
             gathered += [f"{option}={words[0]}", *words[1:]]
         else:
             items = [item for word in words for item in word.split(",") if item]
+            unknown = [item for item in items if item.isidentifier() and item not in SCORERS]
+            if option == "--scorers" and unknown:
+                raise ValueError(f"there is no scorer {unknown[0]!r}. {SCORERS_HINT}")
             gathered.append(f"{option}{'+' if option in seen else ''}={json.dumps(items)}")
         seen.add(option.removesuffix("+"))
     return gathered

@@ -69,8 +69,8 @@ _LISTS = {"--scorers", "--names", "--label_map"}
 
 def run(arguments: list[str]) -> None:
     """Score a file, or resume an interrupted run."""
-    arguments = gather_words(arguments, _LISTS)
     with user_errors():
+        arguments = gather_words(arguments, _LISTS)
         tables = [Path(word) for word in arguments if word.endswith(SUFFIXES) and word[0] != "-"]
         if tables and ":/" not in str(tables[0]) and not tables[0].exists():
             raise no_such_file(tables[0])  # before torch is imported, which takes seconds

@@ -66,8 +66,8 @@ def run(arguments: list[str]) -> None:
     own: Mapping[str, Callable[..., None]] = {"preferences": preferences, "raters": raters}
     function = own.get(kind, rated)
     parser.add_function_arguments(function, as_group=False, as_positional=True, skip={"log"})
-    words = _words(kind, arguments[1:])
     with user_errors():
+        words = _words(kind, arguments[1:])
         if kind == "ctc" and not any(re.match(r"--scorers\.(aspects|help)", w) for w in words):
             others = parser.parse_args([word for word in words if not word.startswith("--scorers")])
             ratings = read_rated(Path(others.data)).ratings

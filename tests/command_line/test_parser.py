@@ -16,18 +16,27 @@ LISTS = {"--scorers", "--names"}
 @pytest.mark.parametrize(
     ("typed", "parsed"),
     [
-        ("in.jsonl out.csv --scorers A B", 'in.jsonl out.csv --scorers=["A","B"]'),
-        ("--scorers A B in.jsonl out.csv", '--scorers=["A","B"] in.jsonl out.csv'),
-        ("--scorers A my.package.B x.csv", '--scorers=["A","my.package.B"] x.csv'),
-        ("--scorers A B -- in out", '--scorers=["A","B"] -- in out'),
-        ("--scorers A,B C", '--scorers=["A","B","C"]'),
-        ("--scorers A --scorers B", '--scorers=["A"] --scorers+=["B"]'),
-        ("--scorers+=A --scorers B C", '--scorers+=A --scorers+=["B","C"]'),
-        ("--scorers [A,B] in.csv", "--scorers=[A,B] in.csv"),
-        ("--names null --scorers A", '--names=null --scorers=["A"]'),
+        (
+            "in.jsonl out.csv --scorers Judge Distinct",
+            'in.jsonl out.csv --scorers=["Judge","Distinct"]',
+        ),
+        (
+            "--scorers Judge Distinct in.jsonl out.csv",
+            '--scorers=["Judge","Distinct"] in.jsonl out.csv',
+        ),
+        ("--scorers Judge my.package.B x.csv", '--scorers=["Judge","my.package.B"] x.csv'),
+        ("--scorers Judge Distinct -- in out", '--scorers=["Judge","Distinct"] -- in out'),
+        ("--scorers Judge,Distinct Accuracy", '--scorers=["Judge","Distinct","Accuracy"]'),
+        ("--scorers Judge --scorers Distinct", '--scorers=["Judge"] --scorers+=["Distinct"]'),
+        (
+            "--scorers+=Judge --scorers Distinct Accuracy",
+            '--scorers+=Judge --scorers+=["Distinct","Accuracy"]',
+        ),
+        ("--scorers [Judge,Distinct] in.csv", "--scorers=[Judge,Distinct] in.csv"),
+        ("--names null --scorers Judge", '--names=null --scorers=["Judge"]'),
         ("--names a 1 --chunk 4 5", '--names=["a","1"] --chunk 4 5'),
         ("--columns.text body a.csv", "--columns.text body a.csv"),
-        ("--scorers A --scorers.task t", '--scorers=["A"] --scorers.task=t'),
+        ("--scorers Judge --scorers.task t", '--scorers=["Judge"] --scorers.task=t'),
     ],
 )
 def test_words_become_lists(typed: str, parsed: str) -> None:
@@ -69,3 +78,8 @@ def test_mistakes_and_help_need_no_torch(tmp_path: Path) -> None:
     given = {"cwd": tmp_path, "input": LINES.strip(), "capture_output": True, "text": True}
     ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=False, **given)
     assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+def test_a_scorer_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ValueError, match="'distinct'"):
+        gather_words("in.csv out.csv --scorers CTRLEval distinct".split(), ["--scorers"])
