@@ -64,12 +64,14 @@ gpu: $(DEV)  ## run what needs a GPU on one, or on the second device of the test
 release-check: $(DEV)  ## build the committed state twice, install, score, train; writes dist
 	.ci/release
 
-# The newest versions that the extras allow and that have wheels. Run the tests before committing them.
+# The newest versions that the extras allow and that have wheels. Run the tests before committing
+# them. torch keeps its version, whose wheel is for CPUs: change it by hand.
 constraints: | $(BIN)/python  ## write the versions of constraints.txt anew
 	$(BIN)/python -m pip install -qq uv
-	(head -1 constraints.txt; $(BIN)/uv pip compile --quiet --python $(BIN)/python --only-binary :all: --extra bench \
-		--extra dev --extra docs --no-annotate --no-header pyproject.toml | grep -vE '^( |cuda-|nvidia-)') > constraints.new
-	mv constraints.new constraints.txt
+	grep ^torch== constraints.txt >torch.held
+	(head -1 constraints.txt; $(BIN)/uv pip compile --quiet --python $(BIN)/python --only-binary :all: --constraint torch.held \
+		--extra bench --extra dev --extra docs --no-annotate --no-header pyproject.toml | grep -vE '^( |cuda-|nvidia-|triton=)') > constraints.new
+	mv constraints.new constraints.txt && rm torch.held
 
 # What pyproject.toml promises: its oldest versions, in an environment of their own.
 lowest: export OMP_NUM_THREADS ?= 1
