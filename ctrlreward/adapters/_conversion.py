@@ -24,6 +24,8 @@ def check_columns(
     Raises a ValueError if it has an unknown column, or lacks one that the reward needs. What else a
     function reads, `Samples.extra`, is known when it is called.
     """
+    if not isinstance(columns, Mapping | None):
+        raise TypeError(f"columns must map columns of Samples to the trainer's, got {columns!r}")
     known = [name for name, column in COLUMN_OF.items() if column not in _FILLED_IN]
     mapping: dict[str, str] = {}
     for name, source in (columns or {}).items():
@@ -91,6 +93,8 @@ def completions_of(
 
     Raises a ValueError if a query does not start with its prompt, or has none.
     """
+    if len(prompts) != len(queries):
+        raise ValueError(f"prompts must be as many as queries, {len(queries)}, got {len(prompts)}")
     completions = []
     for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
         if not query.startswith(prompt):

@@ -81,7 +81,7 @@ def test_what_would_be_scored_wrong_is_an_error(reward) -> None:
     reward_func = as_reward_func(reward, [], -9.0, {"labels": "tone"})
     with pytest.raises(ValueError, match="tone"):
         reward_func(["ab"], ["a"], ["glad"])
-    with pytest.raises(ValueError, match="argument"):
+    with pytest.raises(ValueError, match="prompts"):
         reward_func(["The soup"], ["The", "The"], ["o"])
     with pytest.raises(ValueError, match="prompts"):
         reward_func(["ab"], ["b"], ["glad"])
