@@ -134,8 +134,9 @@ def sample(
                 position_ids=token_positions(attention[:, :-1]),
                 use_cache=True,
             )
-            inputs["past_key_values"] = read.past_key_values
-            inputs["past_key_values"].reorder_cache(rows)
+            name = "cache" if "cache" in read else "past_key_values"  # before transformers 5.24
+            inputs[name] = read[name]
+            inputs[name].reorder_cache(rows)
         output = model.generate(generation_config=config, **inputs)
     # After the prompt, or the token that the decoder starts with; a copy for use with gradients.
     new = output[:, 1 if has_encoder else ids.shape[1] :].clone()
