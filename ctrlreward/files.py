@@ -75,7 +75,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
         yield unfinished
         _put(unfinished, path)
     finally:
-        _prepared(path)
+        remove_unfinished(path.parent, glob.escape(path.name))
 
 
 def write_by_ranks(path: Path, write: Callable[[Path], None]) -> None:

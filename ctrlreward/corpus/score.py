@@ -106,8 +106,8 @@ def score_file(
         input: The texts: a .jsonl, .csv or .parquet file, by path or by URL
             (`s3://bucket/texts.jsonl`).
         output: File for the input's columns and the scores, .jsonl, .csv or .parquet. It appears
-            when it is complete; until then, the scores so far are in OUTPUT.partial.jsonl. An
-            existing one is not scored again with the same settings, and an error with others.
+            when it is complete; until then, the scores so far are in OUTPUT.partial.jsonl. With
+            the same settings an existing output stays; with others it is an error.
         scorers: One or more scorers, each followed by its options: `--scorers CTRLEval Perplexity`,
             `--scorers CTRLEval --scorers.task=topic --scorers Perplexity`, or a list in the YAML
             file.
