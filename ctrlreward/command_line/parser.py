@@ -10,12 +10,10 @@ from argparse import RawDescriptionHelpFormatter
 from collections import deque
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from ctrlreward import scorers
-from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.config_files import SCORERS
 from ctrlreward.command_line.terminal import examples_epilog
 
@@ -37,32 +35,17 @@ class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
     """Help with wrapped options, and unchanged description and examples."""
 
 
-class CommandParser(ArgumentParser):
-    """Parser, also of scorers, without abbreviations; an unknown option names the similar one."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
-
-    def validate(self, *args: Any, **options: Any) -> None:
-        try:
-            super().validate(*args, **options)
-        except KeyError as error:  # "Option 'modle' is not accepted"
-            name = str(error).rpartition("'")[0].rpartition("'")[2]
-            hint = did_you_mean(name, [action.dest for action in self._actions])
-            error.args = (f"{error}{hint}",)
-            raise
-
-
 def command_parser(
     command: str, usage: str, description: str, examples: Sequence[str]
-) -> CommandParser:
+) -> ArgumentParser:
     """Return a parser without options for `"ctrlreward score"`; its help ends with examples."""
-    return CommandParser(
+    return ArgumentParser(
         prog=command,
         usage=f"{command} {usage}",
         description=description,
         epilog=examples_epilog(examples),
         formatter_class=ExampleFormatter,
+        allow_abbrev=False,
     )
 
 

@@ -9,11 +9,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, ArgumentParser
 
 from ctrlreward.aggregates import Aggregate
 from ctrlreward.command_line.config_files import read_reward
-from ctrlreward.command_line.parser import CommandParser, import_scorers
+from ctrlreward.command_line.parser import import_scorers
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Component, Scorer
 
@@ -78,7 +78,7 @@ def reward_of(block: Mapping[str, Any], device: str | None = None) -> AnyReward:
 def _parsed(name: str, kind: type, value: object) -> Any:
     """Return the object of a class and its arguments."""
     import_scorers()
-    parser = CommandParser(exit_on_error=False)
+    parser = ArgumentParser(exit_on_error=False)
     parser.add_argument(f"--{name}", type=kind, required=True)
     try:
         config = parser.parse_object({name: deepcopy(value)})  # it modifies its argument

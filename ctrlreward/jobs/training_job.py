@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.callbacks.base_callback import about_damage
-from ctrlreward.command_line.parser import CommandParser, ExampleFormatter, import_scorers
+from ctrlreward.command_line.parser import ExampleFormatter, import_scorers
 from ctrlreward.command_line.terminal import examples_epilog, user_errors
 from ctrlreward.extras import import_extra
 from ctrlreward.files import hold
@@ -38,10 +38,6 @@ _KNOWN_WARNINGS = (
     ".*(args parameter is intended|does not have many workers|overridden `transfer_batch_to"
     "|is_gradient_checkpointing|isinstance.treespec, LeafSpec)"
 )
-
-
-class TrainParser(CommandParser, LightningArgumentParser):
-    """Lightning's parser, also of classes, as `CommandParser` is."""
 
 
 class TrainCLI(LightningCLI):
@@ -67,7 +63,6 @@ def build(options: Sequence[str]) -> TrainCLI:
         subclass_mode_model=True,
         subclass_mode_data=True,
         save_config_kwargs={"overwrite": True},
-        parser_class=TrainParser,
         parser_kwargs={
             "prog": COMMAND,
             "usage": f"{COMMAND} CONFIG [--smoke] [--ckpt_path last] [options]",
@@ -75,6 +70,7 @@ def build(options: Sequence[str]) -> TrainCLI:
             "epilog": examples_epilog(EXAMPLES),
             "formatter_class": ExampleFormatter,
             "parser_mode": "yaml",
+            "allow_abbrev": False,
         },
     )
 
