@@ -44,7 +44,6 @@ from ctrlreward.tables.rows import (
     SUFFIXES,
     check_suffix,
     encode_rows,
-    no_such_file,
     read_placed,
 )
 
@@ -72,8 +71,8 @@ def run(arguments: list[str]) -> None:
     with user_errors():
         arguments = gather_words(arguments, _LISTS)
         tables = [Path(word) for word in arguments if word.endswith(SUFFIXES) and word[0] != "-"]
-        if tables and ":/" not in str(tables[0]) and not tables[0].exists():
-            raise no_such_file(tables[0])  # before torch is imported, which takes seconds
+        if tables and ":/" not in str(tables[0]):
+            tables[0].stat()  # a mistake is told before torch is imported, which takes seconds
         if any(word.startswith(("--scorers", "--config")) for word in arguments):
             import_scorers()  # and torch, without which the help is quick
     description = f"{_DESCRIPTION}\n\n{SCORERS_HINT}"

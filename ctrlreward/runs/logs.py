@@ -15,7 +15,7 @@ from ctrlreward.files import json_lines, parse_json, read_json
 from ctrlreward.held_out import SCORED_STEP
 from ctrlreward.selection.replay import DECISIONS
 from ctrlreward.tables.columns import number_of
-from ctrlreward.tables.rows import decode_utf8, no_such_file, parse_csv
+from ctrlreward.tables.rows import decode_utf8, parse_csv
 
 # One logging call: the step, and the values by metric.
 LoggedStep: TypeAlias = tuple[int, Mapping[str, float]]
@@ -74,8 +74,7 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
     path = Path(name)
     if path.is_file():
         return _read_file(path)
-    if not path.is_dir():
-        raise no_such_file(path)
+    path.stat()
     paths = list(_logs_in(path, _DEPTH, texts))
     if not paths:
         raise NoLog(f"{path} has no log of a run: {FORMATS}")
@@ -175,7 +174,7 @@ def _read_file(path: Path) -> Log:
         rows = [_row(each, f"{path}: row {i}") for i, each in enumerate(state["log_history"], 1)]
         log = Log("trainer_state.json", path, rows, state)
     elif path.suffix == ".csv":
-        rows = [_csv_row(cells, f"{path}:{line}") for line, cells in parse_csv(complete, path)[1]]
+        rows = [_csv_row(cells, f"{path}:{line}") for line, cells in parse_csv(complete, path)]
         log = Log("CSVLogger", path, rows)
     else:
         source, rows = "HistoryLogger" if path.name == "metrics.jsonl" else "JSON lines", []

@@ -146,10 +146,10 @@ def explained_columns(present: Sequence[str]) -> Iterator[None]:
         ) from None
 
 
-def require_column(rows: Sequence[Row], name: str, advice: str = "") -> None:
+def require_column(rows: Sequence[Row], name: str) -> None:
     """Raise a ValueError, which lists the columns of the first row, if no row has a column."""
     if not any(name in row for row in rows):
-        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}{advice}")
+        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}")
 
 
 def number_column(rows: Sequence[Row], name: str, places: Sequence[str] | None = None) -> Scores:

@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,8 +29,6 @@ _LONGEST_CELL = 2**31 - 1  # characters; the csv module's default is shorter tha
 def check_suffix(path: Path) -> None:
     """Raise if a file's format is unknown or its package is missing."""
     if path.suffix not in SUFFIXES:
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder, must be a file")
         raise ValueError(f"{path} must end in one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
     if path.suffix == ".parquet":
         import_extra("pyarrow", str(path))
@@ -43,17 +41,7 @@ def read_bytes(source: Path | str) -> bytes:
 
         with fsspec.open(str(source), "rb") as file:
             return bytes(file.read())
-    path = Path(source)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder, must be a file")
-    if not path.exists():
-        raise no_such_file(path)
-    return path.read_bytes()
-
-
-def no_such_file(path: Path) -> FileNotFoundError:
-    """Return the error for a path that doesn't exist."""
-    return FileNotFoundError(f"No such file or folder: {path}")
+    return Path(source).read_bytes()
 
 
 def decode_utf8(content: bytes, path: Path | str) -> str:
@@ -80,22 +68,21 @@ def read_placed(source: str | Path, shard: str | None = None) -> tuple[list[Row]
     ValueError.
     """
     check_suffix(Path(source))
-    lines = parse_table(read_bytes(source), str(source), shard)
+    lines = parse_table(read_bytes(source), str(source))
+    if shard:
+        lines = lines[_rows_of(shard, len(lines))]
     return [row for _, row in lines], [f"{source}:{line}" for line, _ in lines]
 
 
-def parse_table(content: bytes, name: str, shard: str | None = None) -> list[tuple[int, Row]]:
-    """Return line and cells of each row of a shard, by the suffix of a file's name."""
+def parse_table(content: bytes, name: str) -> list[tuple[int, Row]]:
+    """Return line and cells of each row, by the suffix of a file's name."""
     lines: list[tuple[int, Row]]
     if name.endswith(".parquet"):
-        lines = parquet_rows(content, name, shard)
+        lines = parquet_rows(content, name)
     elif name.endswith(".csv"):
-        lines = parse_csv(decode_utf8(content, name), name, fill=True, shard=shard)[1]
+        lines = parse_csv(decode_utf8(content, name), name)
     else:
-        text = io.StringIO(decode_utf8(content, name), newline=None)
-        rows = _rows_of(shard, sum(not line.isspace() for line in text)) if shard else slice(None)
-        text.seek(0)
-        lines = [*islice(json_lines(text, name), rows.start, rows.stop)]
+        lines = [*json_lines(io.StringIO(decode_utf8(content, name), newline=None), name)]
     for number, row in lines:
         if not isinstance(row, dict):
             raise ValueError(
@@ -106,63 +93,46 @@ def parse_table(content: bytes, name: str, shard: str | None = None) -> list[tup
     return lines
 
 
-def parse_csv(
-    text: str, path: Path | str, fill: bool = False, shard: str | None = None
-) -> tuple[list[str], list[CsvRow]]:
-    """Return the header of a CSV file, and the rows of a shard.
+def parse_csv(text: str, path: Path | str) -> list[CsvRow]:
+    """Return the rows of a CSV file.
 
-    With `fill`, a short row has empty cells at its end, as in pandas, and a blank line is an empty
-    cell in a file of one column; without, a short row is an error. Other blank lines are skipped.
+    As in pandas, a short row has empty cells at its end, and a blank line is an empty cell in a
+    file of one column, otherwise skipped.
     """
-    if re.match(r'\s*(\{\s*"|\[\s*[\[{"])', text):
-        raise ValueError(f"{path} has JSON: rename it to .jsonl, with an object in each line")
     csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next((cells for cells in reader if cells), [])
-        place = f"{path}:{reader.line_num}"
-        if len(header) == 1 and (other := re.search(r"[;\t|]", header[0])):
-            raise ValueError(
-                f"{place} = {header[0][:40]} has columns separated by {other[0]!r}, must be "
-                "separated by commas"
-            )
         for name in header:
             if header.count(name) > 1:
-                raise ValueError(f"{place} has several columns {name!r}. Rename all but one.")
-        rows = [(reader.line_num, cells) for cells in reader if cells or (fill and len(header) < 2)]
+                raise ValueError(f"{path}:{reader.line_num} has several columns {name!r}")
+        rows = [(reader.line_num, cells) for cells in reader if cells or len(header) < 2]
     except csv.Error as error:
         raise ValueError(f"{path}:{reader.line_num} is not valid CSV: {error}") from None
     for line, cells in rows:
-        if cells == header and len(header) > 1:
-            raise ValueError(f"{path}:{line} is the header again: join files without their headers")
-        if len(cells) > len(header) or (len(cells) < len(header) and not fill):
-            more = len(cells) > len(header)
-            advice = "quote cells that contain commas" if more else "add the missing cells"
+        if len(cells) > len(header):
             raise ValueError(
                 f"{path}:{line} has {len(cells)} cells, but the header has {len(header)} columns "
-                f"({', '.join(header)}): {advice}"
+                f"({', '.join(header)}): quote cells that contain commas"
             )
-        cells += [""] * (len(header) - len(cells))
-    chosen = rows[_rows_of(shard, len(rows))]
-    return header, [(line, dict(zip(header, cells, strict=True))) for line, cells in chosen]
+    return [(line, dict(zip_longest(header, cells, fillvalue=""))) for line, cells in rows]
 
 
-def parquet_rows(content: bytes, path: str, shard: str | None = None) -> list[tuple[int, Row]]:
-    """Return number and cells of the rows of a shard; a ValueError names a damaged file."""
+def parquet_rows(content: bytes, path: str) -> list[tuple[int, Row]]:
+    """Return number and cells of each row; a ValueError names a damaged file."""
     pyarrow, parquet = (import_extra(name, path) for name in ("pyarrow", "pyarrow.parquet"))
     try:
         table = parquet.read_table(pyarrow.BufferReader(content))
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} can't be read as Parquet: {error}") from None
-    rows = _rows_of(shard, len(table))
-    return [*enumerate(table.slice(rows.start, rows.stop - rows.start).to_pylist(), rows.start + 1)]
+    return [*enumerate(table.to_pylist(), 1)]
 
 
-def _rows_of(shard: str | None, rows: int) -> slice:
-    """Return the rows of a shard, such as `2/4`; all without one."""
-    match = re.fullmatch(r"(\d+)/(\d+)", shard or "1/1")
+def _rows_of(shard: str, rows: int) -> slice:
+    """Return the rows of a shard, such as `2/4`."""
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
     i, n = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= i <= n <= max(rows, 1):
+    if not 1 <= i <= n <= rows:
         raise ValueError(f"shard must be from 1/n to n/n, n at most {rows} rows, got {shard!r}")
     return slice(rows * (i - 1) // n, rows * i // n)
 
