@@ -1,13 +1,13 @@
 """Command `ctrlreward report`: an HTML file about a run, and which checkpoint to keep.
 
-The file is self-contained and requests nothing; its content security policy forbids it.
+The file is self-contained, has no scripts and requests nothing; its content security policy forbids
+both.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping
@@ -20,9 +20,10 @@ import jinja2
 from markupsafe import Markup
 
 from ctrlreward.command_line.terminal import ARROWS, plain_parser, printable, user_errors
-from ctrlreward.files import json_text, write_whole
+from ctrlreward.files import write_whole
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.report_contents import contents, number
+from ctrlreward.runs.report_curves import drawing
 from ctrlreward.runs.select import add_rule_options
 
 _PAGE = Path(__file__).with_name("report_page")
@@ -76,31 +77,28 @@ def parser() -> ArgumentParser:
 
 def page(report: Mapping[str, Any]) -> str:
     """Return the HTML of a report."""
-    script, style = ((_PAGE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    style = (_PAGE / "page.css").read_text(encoding="utf-8")
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(_PAGE),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
     )
     environment.filters |= {"number": number, "arrow": ARROWS.get}
-    data = {key: report[key] for key in ("charts", "marks", "texts")}
     return environment.get_template("page.html").render(
         run=report,
+        drawing=drawing,
+        symbols={"best": "◆", "stop": "■", "alarm": "▲"},
         created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         version=version("ctrlreward"),
-        data=Markup(_script_json(data)),
-        script=Markup(script),
         style=Markup(style),
-        script_hash=_digest(script),
-        style_hash=_digest(style),
+        style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
     )
 
 
-def _script_json(value: Any) -> str:
-    """Return JSON that is safe in a script element: HTML's and JavaScript's characters escaped."""
-    text = json.dumps(json.loads(json_text(value)), ensure_ascii=False, separators=(",", ":"))
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")  # of unpaired surrogates
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _shown(value: Any) -> Any:
+    """Return a text without control characters and what UTF-8 can't encode."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return printable(value.encode("utf-8", "backslashreplace").decode("utf-8"))

@@ -394,33 +394,30 @@ def _plain(value: Any) -> float | None:
 
 
 def _shown(texts: TextSet, selection: Selection, alarm: Alarm | None) -> dict[str, Any]:
-    """Return the texts with their scores, evenly spaced prompts.
+    """Return texts with their scores: evenly spaced prompts and steps, the selected and the alarm.
 
-    Columns are the ends, the selected, the alarm, and others evenly spaced.
+    A text at a step is a `version` of it.
     """
-    marked = (selection.best, alarm.step if alarm else None)
-    last, rows = len(texts.labels) - 1, len(texts.columns[0].samples)
-    wanted = [0, last, *(i for i, step in enumerate(texts.steps) if step in marked)]
-    wanted += evenly_spaced(last + 1, MOST_COLUMNS)
-    columns = sorted([*dict.fromkeys(wanted)][:MOST_COLUMNS])
-    names = list(dict.fromkeys(name for each in texts.columns for name in each.scores))
-    shown = [texts.columns[c] for c in columns]
-    prompts = _prompts(texts.columns[0].samples)
+    marked = {selection.best, alarm.step if alarm else None} - {None}
+    wanted = {i for i, step in enumerate(texts.steps) if step in marked}
+    places = sorted(wanted.union(evenly_spaced(len(texts.labels), MOST_COLUMNS)))
+    prompts, rows = _prompts(texts.columns[0].samples), len(texts.columns[0].samples)
     items = []
     for row in evenly_spaced(rows, MOST_PROMPTS):
         prompt, label = map(_cut, prompts[row])
-        scores = [
-            [_plain(s[row]) if (s := each.scores.get(n)) is not None else None for n in names]
-            for each in shown
+        versions = [
+            {
+                "text": _cut(each.samples.texts[row]),
+                "scores": {name: _plain(values[row]) for name, values in each.scores.items()},
+                "reasons": {name: _cut(told[row]) for name, told in each.reasons.items()},
+            }
+            for each in (texts.columns[place] for place in places)
         ]
-        told = [{k: _cut(texts[row]) for k, texts in each.reasons.items()} for each in shown]
-        written = [_cut(each.samples.texts[row]) for each in shown]
-        items.append({"p": prompt, "l": label, "t": written, "s": scores, "r": told})
-    best = [i for i, c in enumerate(columns) if texts.steps[c] == selection.best is not None]
+        items.append({"prompt": prompt, "label": label, "versions": versions})
+    best = [i for i, place in enumerate(places) if texts.steps[place] in {selection.best} - {None}]
     return {
         "name": texts.name,
-        "columns": [texts.labels[c] for c in columns],
-        "components": names,
+        "columns": [texts.labels[place] for place in places],
         "best": best[0] if best else None,
         "total": rows,
         "items": items,

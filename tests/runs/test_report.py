@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from ctrlreward.runs import report, report_contents
 from ctrlreward.runs.folder import read_stored_run
+from ctrlreward.runs.report_curves import drawing
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 
 NOUNS = ("soup", "room", "film", "train", "band", "coat", "tour", "cake")
@@ -112,12 +114,6 @@ def found_in(run: Path, *options: str) -> dict[str, Any]:
     return report_contents.contents(read_stored_run(run), arguments)
 
 
-def data_of(html: str) -> Any:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
-    assert found
-    return json.loads(found[1])
-
-
 def test_a_gamed_run_says_so_and_by_what(call: Any, tmp_path: Path) -> None:
     status, out, _, html = call(gamed_run(tmp_path / "run"))
     assert status == 0
@@ -125,14 +121,14 @@ def test_a_gamed_run_says_so_and_by_what(call: Any, tmp_path: Path) -> None:
     verdict = html[html.index('class="verdict') : html.index("<h2>")]
     for told in ("probably gamed", "very good", "score/accuracy"):
         assert told in verdict
-    marks = data_of(html)["marks"]
-    assert [mark["kind"] for mark in marks].count("alarm") == 1
+    assert verdict.count("probably gamed") == 1
+    assert "▲ alarm at step" in html
 
 
 def test_an_honest_run_has_no_alarm(call: Any, tmp_path: Path) -> None:
     _, out, _, html = call(honest_run(tmp_path / "run"))
     assert "It worked, and no alarm was raised. Take step 40" in out
-    assert "gamed" not in html[: html.index("<script")]
+    assert "gamed" not in html
 
 
 def test_the_alarm_that_the_run_logged_counts(call: Any, tmp_path: Path) -> None:
@@ -305,28 +301,57 @@ def hostile_run(folder: Path) -> Path:
     )
 
 
-def test_hostile_texts_stay_in_the_data_of_the_page(call: Any, tmp_path: Path) -> None:
-    html = call(hostile_run(tmp_path / "run"))[3]
-    assert html.count("<script") == 2
-    texts = [text for item in data_of(html)["texts"][0]["items"] for text in item["t"]]
-    assert any(text.endswith("<script>alert(1)</script>") for text in texts)
-    assert any(text.endswith("before\0after\u2028line") for text in texts)
-    assert max(map(len, texts)) < 2_100
-
-
-def test_hostile_texts_are_only_text_in_a_browser(visit: Any, tmp_path: Path) -> None:
+def test_hostile_texts_are_only_text(call: Any, tmp_path: Path) -> None:
+    """Without a script in the page, and as a parser of HTML reads it."""
     run = hostile_run(tmp_path / "run")
     file = run / "samples/score/step=000040.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     told = [{**row, "reasons": {"a<b": "Warm <b>words</b>."}} for row in rows]  # of a judge
     file.write_text("".join(json.dumps(row) + "\n" for row in told))
-    page = visit(run, width=400)
-    page.get_by_label("all validations").check()
+    read = PageText()
+    read.feed(call(run)[3])
+    assert not read.tags & {"script", "b", "template"}
+    for text in ("<script>alert(1)</script>", "before\ufffdafter", "שלום עולם", "<b>words</b>."):
+        assert any(part.endswith(text) or text in part for part in read.parts)
+    assert max(map(len, read.parts)) < 6_000  # the style
+
+
+class PageText(HTMLParser):
+    """Tags and texts of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.parts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.parts.append(data)
+
+
+def test_hostile_texts_fit_a_narrow_page(visit: Any, tmp_path: Path) -> None:
+    page = visit(hostile_run(tmp_path / "run"), width=400)
     page.evaluate(
         "for (const each of document.querySelectorAll('.items details')) each.open = true"
     )
     page.locator(".items section").nth(20).wait_for()
-    shown = page.locator("#texts").inner_text()
-    for text in ("<script>alert(1)</script>", "before␀after", "שלום עולם", "Warm <b>words</b>."):
-        assert text in shown
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_curves_are_inside_their_axes() -> None:
+    """Also one point, one value, and a bound beyond the values, where nothing is shaded."""
+    mark = {"step": 40, "kind": "best", "reason": "r"}
+    for points in ([[10, 0.5]], [[10, 2.0, 1.0, 3.0], [20, None], [30, 2.0, 1.5, 2.5]]):
+        svg = drawing({"points": points, "bounds": [-9.0, 2.2]}, [mark])
+        xs, ys = zip(*((x, y) for x, y, _ in svg["dots"]), strict=True)
+        assert len(xs) == sum(value is not None for _, value, *_ in points)
+        assert all(46 <= x <= 348 for x in (*xs, svg["marks"][0][0]))
+        assert all(22 <= y <= 178 for y in (*ys, *(y for y, _ in svg["y_ticks"])))
+        assert 2 <= len(svg["y_ticks"]) <= 6
+    (above, below) = svg["shaded"]
+    assert above[0] < above[1]
+    assert below[0] >= below[1]
+    assert len(svg["band"].split()) == 4
+    assert drawing({"points": [[1, None]], "bounds": []}, []) == {}

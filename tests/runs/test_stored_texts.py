@@ -187,8 +187,10 @@ def test_the_texts_are_scored_again_and_reported(
     report = reported(run)
     assert report["decisions"]["step"] == 30
     (texts,) = report["texts"]
-    shown = next(each for each in texts["items"] if "Question 4?" in each["p"])
-    assert [text[:-2] for text in shown["t"]] == [f"very good {step} 4" for step in STEPS]
+    shown = next(each for each in texts["items"] if "Question 4?" in each["prompt"])
+    assert [each["text"][:-2] for each in shown["versions"]] == [
+        f"very good {step} 4" for step in STEPS
+    ]
 
 
 # What is read
