@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ctrlreward.adapters._conversion import (
     build_samples,
     check_columns,
@@ -73,6 +71,8 @@ class OpenRLHFReward:
     def __call__(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
     ) -> dict[str, Any]:
+        import torch  # which `ctrlreward serve --help` does not wait for
+
         values = self.values(self.reward(self.samples(queries, prompts, labels)))
         tensors = {
             name: torch.tensor(scores, dtype=torch.float32) for name, scores in values.items()

@@ -62,10 +62,19 @@ score --help
 select none
 select --help
 compare none.csv
+compare --help
 report none
+report --help
+serve none.yaml
+serve --help
+serve --port x
+meta-eval --help
+meta-eval ctc --help
 rescore none bad.yaml
+rescore --help
 probe bad.yaml
 probe none.yaml
+probe --help
 train none.yaml
 train --help
 recipes show none
