@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
-from ctrlreward.arguments import counted, inner_path, sign_of
+from ctrlreward.arguments import sign_of
 from ctrlreward.functional.sequential import level_of_test
 from ctrlreward.held_out import FAIL_RATE
 from ctrlreward.runs.folder import StoredRun
@@ -41,8 +41,11 @@ MOST_POINTS = 300  # of a curve
 COUNTED = 2_000  # texts of a validation in which phrases are counted
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
-_REWARD = re.compile(r"(train/)?reward|reward/total|critic/(score|rewards)/mean")
-_KL = re.compile(r"(?!guard).*?(^|/)((ref|ppo|mean)_)?kl(_mean|_loss)?")
+# Keys of the reward and of KL, whose curves are shown beside those of the scores.
+_MAIN = re.compile(
+    r"(train/)?reward|reward/total|critic/(score|rewards)/mean"
+    r"|(?!guard).*?(^|/)((ref|ppo|mean)_)?kl(_mean|_loss)?"
+)
 _RULES = {"best": BestRule, "stop": StopRule, "alarm": AlarmRule, "pareto": ParetoRule}
 
 
@@ -99,8 +102,7 @@ def _text_sets(stored: StoredRun, missing: list[str]) -> Iterator[TextSet]:
             missing.append(f"texts of {name} side by side: its prompts differ between the steps")
         else:
             yield texts
-    others = [inner_path("others", each) for each in as_mapping(stored.summary.get("others"))]
-    paths = {name: stored.folder / f"{name}.jsonl" for name in ("before", "after", *others)}
+    paths = {name: stored.folder / f"{name}.jsonl" for name in ("before", "after")}
     if files := [(name, None, read_own_texts(p)) for name, p in paths.items() if p.is_file()]:
         yield _aligned("test set", files)
 
@@ -188,14 +190,13 @@ def _alarm(selection: Selection) -> Alarm | None:
 
 def _marks(selection: Selection, alarm: Alarm | None) -> list[dict[str, Any]]:
     """Return the events by step, with their reasons."""
-    events: list[tuple[str, int, str]] = []
+    marks: list[tuple[str, int, str]] = []
     if selection.best is not None and selection.choice:
-        events.append(("best", selection.best, selection.choice.explanation))
+        marks.append(("best", selection.best, selection.choice.explanation))
     if selection.stop and selection.stop.stop:
-        events.append(("stop", selection.stop.validation.step, selection.stop.stop.reason))
-    if alarm:
-        events.append(("alarm", alarm.step, alarm.reason))
-    return [{"kind": kind, "step": step, "reason": reason} for kind, step, reason in events]
+        marks.append(("stop", selection.stop.validation.step, selection.stop.stop.reason))
+    marks += [("alarm", *alarm)] if alarm else []
+    return [{"kind": kind, "step": step, "reason": reason} for kind, step, reason in marks]
 
 
 # Verdict
@@ -205,28 +206,24 @@ def _before_after(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the rows of the table before / after, scores first and judges below."""
     if not summary.get("before") or not summary.get("after"):
         return None
-    after, others = summary["after"], summary.get("others", {})
-    rows = []
+    after, rows = summary["after"], []
     for name, before in summary["before"].items():
         if name != "generations":
-            means = [each.get("after", each).get(name) for each in others.values()]
-            main = summary if name == summary.get("score") else {}
-            sides = {"before": before, "after": after.get(name)}
-            rows.append(_row(summary, f"score/{name}", sides, means, main))
+            change = summary if name == summary.get("score") else {}
+            rows.append(_row(summary, f"score/{name}", before, after.get(name), change))
     for name, judge in (summary.get("judges") or {}).items():
-        theirs = judge.get("others") or {}
-        means = [theirs.get(other, {}).get("value") for other in others]
-        rows.append(_row(summary, f"judges/{name}", judge, means, judge))
+        sides = judge.get("before"), judge.get("after")
+        rows.append(_row(summary, f"judges/{name}", *sides, judge))
     last = summary.get("best_checkpoint") == LAST_STEP
     step = summary.get("steps") if last else as_mapping(summary.get("selection")).get("step")
-    return {"rows": rows, "others": list(others), "texts": after.get("generations"), "step": step}
+    return {"rows": rows, "texts": after.get("generations"), "step": step}
 
 
 def _row(
     summary: Mapping[str, Any],
     key: str,
-    sides: Mapping[str, Any],
-    others: Sequence[float | None],
+    before: float | None,
+    after: float | None,
     change: Mapping[str, Any],
 ) -> dict[str, Any]:
     kind, _, name = key.partition("/")
@@ -235,11 +232,10 @@ def _row(
         "name": name,
         "judge": kind == "judges",
         "mode": summary.get("directions", {}).get(key),
-        "before": sides.get("before"),
-        "after": sides.get("after"),
+        "before": before,
+        "after": after,
         "before_interval": intervals.get("before", {}).get(name),
         "after_interval": intervals.get("after", {}).get(name),
-        "others": others,
         "difference": change.get("difference"),
         "interval": change.get("difference_ci95"),
     }
@@ -269,14 +265,9 @@ def _verdict(
         outcome, change = _selected_change(selection)
         details.append(change)
     fallen = [row["name"] for row in rows[1:] if _outcome(row) < 0]
-    for row in every:
-        before, after = row["before"] or 0.0, row["after"] or 0.0
-        if row["name"] == FAIL_RATE and after > before + MORE_FAILED:
-            fallen.append(FAIL_RATE)
-            details.append(
-                f"{100 * before:.0f} % of the texts before and {100 * after:.0f} % after training "
-                "have a score that failed: the difference is over the prompts that both have."
-            )
+    failed = next((row for row in every if row["name"] == FAIL_RATE), {})
+    if (failed.get("after") or 0.0) > (failed.get("before") or 0.0) + MORE_FAILED:
+        fallen.append(FAIL_RATE)
     step = results["step"] if rows and results else None
     if steps and step not in (None, best):
         details.append(f"The texts after training are of step {step}, not of step {best}.")
@@ -286,9 +277,9 @@ def _verdict(
             shares = f"{100 * each['first']:.0f} % to {100 * each['last']:.0f} % of the texts"
             details.append(f"The phrase that grew most is “{each['phrase']}”: from {shares}.")
     watched = rules.alarm or any(key.endswith("guard/alarm") for key in selection.run.keys)
-    guard = ", and no alarm was raised" if watched else ", and no held-out score was watched"
-    if not watched and any(row["judge"] for row in rows):
-        guard = "" if fallen else ", and no judge is shown to be worse"
+    judged = any(row["judge"] for row in rows)
+    unwatched = "" if judged else ", and no held-out score was watched"
+    guard = ", and no alarm was raised" if watched else unwatched
     words = f"{rows[0]['name']} improved, but {', '.join(fallen)} got worse" if fallen else ""
     tone, sentence = _sentence(selection, alarm, bool(rows), outcome, words, guard)
     return {"tone": tone, "sentence": sentence, "details": details}
@@ -318,20 +309,11 @@ def _sentence(
     if steps and not selection.selects:
         return "none", "No rule selects a checkpoint, and no alarm was raised: --maximise KEY."
     if steps and best is None:
-        return "bad", f"No checkpoint can be selected: {_why_none(selection)}."
+        return "bad", f"No checkpoint can be selected: {steps[-1].explanation}."
     end = f"{guard}." if best is None else f"{guard}. {take}."
     if outcome > 0:
         return ("warn", fell + end) if fell else ("good", f"It worked{end}")
     return ("bad", f"It got worse{end}") if outcome else ("warn", f"No improvement is shown{end}")
-
-
-def _why_none(selection: Selection) -> str:
-    """Return why no validation was selected."""
-    rule, count = selection.rules.best, len(selection.decided)
-    missed = sum(any(not c.met for c in each.constraints.values()) for each in selection.decided)
-    monitor = rule.monitor if rule else "the score"
-    why = f"a constraint excludes {missed} of" if missed else f"{monitor} is not finite at any of"
-    return f"{why} {counted(count, 'validation')}"
 
 
 def _selected_change(selection: Selection) -> tuple[int, str]:
@@ -362,14 +344,13 @@ def number(value: Any, sign: str = "") -> str:
 
 
 def _charts(selection: Selection) -> list[dict[str, Any]]:
-    """Return the curves by subject: reward, held-out scores, KL, and all others."""
+    """Return the curves, held-out scores first; `main` are these, the reward and KL."""
     run, best = selection.run, selection.rules.best
     scored = [key for each in selection.intervals.values() for key in each]
     held_out = {k for k in (*selection.keys, *run.modes, *scored) if "guard/" not in k}
     bounds = best.constraints if best else {}
     charts = []
     for key in sorted(run.keys, key=lambda key: key not in held_out):
-        group = "reward" if _REWARD.fullmatch(key) else "KL" if _KL.fullmatch(key) else ""
         steps = [each for each in run.steps if key in each.metrics]
         shown = [steps[i] for i in evenly_spaced(len(steps), MOST_POINTS)]
         points = []
@@ -379,7 +360,7 @@ def _charts(selection: Selection) -> list[dict[str, Any]]:
         charts.append(
             {
                 "key": key,
-                "group": group or ("score" if key in held_out else "other"),
+                "main": key in held_out or bool(_MAIN.fullmatch(key)),
                 "mode": run.modes.get(key),
                 "bounds": list(bounds.get(key, ())),
                 "points": points,
