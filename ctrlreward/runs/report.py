@@ -24,7 +24,7 @@ from ctrlreward.files import write_whole
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.report_contents import contents, number
 from ctrlreward.runs.report_curves import drawing
-from ctrlreward.runs.select import add_rule_options
+from ctrlreward.runs.select import add_run_options
 
 _PAGE = Path(__file__).with_name("report_page")
 
@@ -43,8 +43,8 @@ def run(arguments: list[str]) -> None:
     """Write the report, and print the verdict."""
     options = parser().parse_args(arguments)
     with user_errors():
-        given = Path(options.run)
-        path = Path(options.output or (given if given.is_dir() else given.parent) / "report.html")
+        folder = options.run if options.run.is_dir() else options.run.parent
+        path = Path(options.output or folder / "report.html")
         report = write_report(path, options.run, options)
     print(printable(report["verdict"]["sentence"]))
     for what in report["missing"]:
@@ -58,9 +58,8 @@ def write_report(path: Path, run: str | Path, options: Any = None) -> dict[str, 
     Raises:
         ValueError: The run has neither a log nor texts; no file is written.
     """
-    place = options and options.checkpoints
-    stored = read_stored_run(run, Path(place) if place else None)
-    report = contents(stored, options or parser().parse_args([str(run)]))
+    options = options or parser().parse_args([str(run)])
+    report = contents(read_stored_run(run, options.checkpoints), options)
     write_whole(path, page(report))
     return report
 
@@ -68,9 +67,7 @@ def write_report(path: Path, run: str | Path, options: Any = None) -> dict[str, 
 def parser() -> ArgumentParser:
     """Return the parser of the command."""
     parser = plain_parser("ctrlreward report", _DESCRIPTION, _EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="folder of a run, or its log")
-    parser.add_argument("--checkpoints", metavar="FOLDER", help="if they are not in the run's")
-    add_rule_options(parser)
+    add_run_options(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="else report.html in the run")
     return parser
 

@@ -65,7 +65,7 @@ def contents(stored: StoredRun, options: Any) -> dict[str, Any]:
     results = _before_after(stored.summary)
     if results is None:
         missing.append("before and after training: no BeforeAfter, or the run has not ended")
-    sets = list(_text_sets(stored, missing))
+    sets = list(_text_sets(stored))
     if not sets:
         missing.append("texts: samples/NAME/step=….jsonl of a GenerationScorer, or another trainer")
     rules, origin = _rules(stored, options, missing)
@@ -93,15 +93,11 @@ def contents(stored: StoredRun, options: Any) -> dict[str, Any]:
 # Texts
 
 
-def _text_sets(stored: StoredRun, missing: list[str]) -> Iterator[TextSet]:
+def _text_sets(stored: StoredRun) -> Iterator[TextSet]:
     """Yield the texts of each scorer over the steps, and of the test set before and after."""
     for name, by_step in stored.samples.items():
         columns = [(f"step {step}", step, source) for step, source in sorted(by_step.items())]
-        texts = _aligned(name, columns)
-        if len(texts.labels) == 1 < len(columns):
-            missing.append(f"texts of {name} side by side: its prompts differ between the steps")
-        else:
-            yield texts
+        yield _aligned(name, columns)
     paths = {name: stored.folder / f"{name}.jsonl" for name in ("before", "after")}
     if files := [(name, None, read_own_texts(p)) for name, p in paths.items() if p.is_file()]:
         yield _aligned("test set", files)
@@ -156,15 +152,12 @@ def _rules(stored: StoredRun, options: Any, missing: list[str]) -> tuple[RunRule
 
 
 def _decisions(selection: Selection) -> dict[str, Any]:
-    """Return `ctrlreward select --json`, with missed constraints."""
+    """Return `ctrlreward select --json`, with the keys and bounds of its rules."""
     if not selection.decided:
         return {}
-    content, rules = to_json(selection), selection.rules
-    for row, each in zip(content["validations"], selection.decided, strict=True):
-        row["missed"] = [check.reason for check in each.constraints.values() if not check.met]
-    content["keys"] = selection.keys
-    content["constraints"] = dict(rules.best.constraints) if rules.best else {}
-    return content
+    best = selection.rules.best
+    bounds = dict(best.constraints) if best else {}
+    return {**to_json(selection), "keys": selection.keys, "constraints": bounds}
 
 
 class Alarm(NamedTuple):
@@ -265,7 +258,7 @@ def _verdict(
         outcome, change = _selected_change(selection)
         details.append(change)
     fallen = [row["name"] for row in rows[1:] if _outcome(row) < 0]
-    failed = next((row for row in every if row["name"] == FAIL_RATE), {})
+    failed: Mapping[str, Any] = next((row for row in every if row["name"] == FAIL_RATE), {})
     if (failed.get("after") or 0.0) > (failed.get("before") or 0.0) + MORE_FAILED:
         fallen.append(FAIL_RATE)
     step = results["step"] if rows and results else None
@@ -419,11 +412,8 @@ def _phrases(texts: TextSet) -> list[dict[str, Any]]:
         Counter(gram for row in rows for gram in _grams(texts.columns[c].samples.completions[row]))
         for c in (0, at)
     )
-    grown = {
-        gram: count - start[gram]
-        for gram, count in end.items()
-        if count > start[gram] and count >= max(3, 0.05 * len(rows))
-    }
+    least = max(3, 0.05 * len(rows))
+    grown = {gram: n - start[gram] for gram, n in end.items() if n - start[gram] >= least}
     chosen: list[str] = []
     for gram in sorted(grown, key=lambda gram: (-grown[gram], -gram.count(" "), gram)):
         apart = not any(f" {gram} " in f" {c} " or f" {c} " in f" {gram} " for c in chosen)

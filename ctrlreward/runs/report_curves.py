@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 348, 22, 178
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 348.0, 22.0, 178.0
 _MOST_DOTS = 40  # of a curve that has them
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import yaml
 
-from ctrlreward.arguments import Mode, counted, one_of, positive
+from ctrlreward.arguments import Mode, one_of, positive
 from ctrlreward.command_line.terminal import (
     number_table,
     plain_console,
@@ -46,9 +46,7 @@ _EXAMPLES = (
 RULE_OPTIONS = ("maximise", "minimise", "pareto", "guard", "subject_to", "stop")
 
 _NOT_CHOSEN = 1
-_BOUND = re.compile(r"\s*(?P<key>.+?)\s*(?P<relation>>=|<=|==|=|>|<)\s*(?P<value>[^<>=]+?)\s*")
-# Keys that decide, the first ones of a list: scores and rewards of held-out and of training texts.
-_DECIDES = re.compile(r"(eval[_/])?(score|judges|reward|rewards|val-core|val-aux)\b|eval[_/]|val_")
+_BOUND = re.compile(r"\s*(.+?)\s*(>=|<=)\s*([^<>=]+)")
 
 
 @dataclass(frozen=True)
@@ -114,22 +112,19 @@ class Selection:
 def run(arguments: list[str]) -> None:
     """Read the run, decide and print."""
     parser = plain_parser("ctrlreward select", _DESCRIPTION, _EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="folder of a run, or its log")
-    parser.add_argument("--checkpoints", metavar="FOLDER", help="if they are not in the run's")
-    add_rule_options(parser)
+    add_run_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, also of a script's use")
     options = parser.parse_args(arguments)
     with user_errors():
-        place = Path(options.checkpoints) if options.checkpoints else None
-        select(read_stored_run(options.run, place), options)
+        select(read_stored_run(options.run, options.checkpoints), options)
 
 
 def select(stored: StoredRun, options: Any) -> None:
-    """Decide by the options of `add_rule_options`, and print; exit with 1 if nothing is chosen."""
+    """Decide by the options of `add_run_options`, and print; exit with 1 if nothing is chosen."""
     if not any(getattr(options, name) for name in RULE_OPTIONS):
         raise ValueError(
             "no score is given. Use --maximise KEY, --minimise KEY or --pareto A,B. "
-            f"{stored.log} has the keys {_listed(stored)}"
+            f"{stored.log} has the keys {', '.join(stored.keys)}"
         )
     selection = decide(stored, run_rules(stored, options), on_disk=True)
     if options.json:
@@ -159,11 +154,14 @@ def decide(stored: StoredRun, rules: RunRules, on_disk: bool = False) -> Selecti
 # Rules
 
 
-def add_rule_options(parser: ArgumentParser) -> None:
-    """Add the options of `run_rules`."""
+def add_run_options(parser: ArgumentParser) -> None:
+    """Add the run, the place of its checkpoints, and the options of `run_rules`."""
     add = parser.add_argument
-    add("--maximise", "--maximize", metavar="KEY", help="logged key of the score to select by")
-    add("--minimise", "--minimize", metavar="KEY", help="the same, where lower is better")
+    add("run", metavar="RUN", type=Path, help="folder of a run, or its log")
+    add("--checkpoints", metavar="FOLDER", type=Path, help="if they are not in the run's")
+    score = parser.add_mutually_exclusive_group().add_argument
+    score("--maximise", "--maximize", metavar="KEY", help="logged key of the score to select by")
+    score("--minimise", "--minimize", metavar="KEY", help="the same, where lower is better")
     add("--subject-to", "--subject_to", metavar="BOUND", nargs="+", action="extend", default=[],
         help="constraints, such as 'score/acc>=0.8' 'score/length<=40'")  # fmt: skip
     add("--guard", metavar="PROXY:HELD_OUT", help="alarm if PROXY improves while HELD_OUT declines;"
@@ -178,8 +176,6 @@ def run_rules(stored: StoredRun, options: Any) -> RunRules:
     """Return the rules of the options, with keys that are logged."""
     best = stop = alarm = pareto = None
     monitor = options.maximise or options.minimise
-    if options.maximise and options.minimise:
-        raise ValueError("--maximise and --minimise are both given. Use one of them.")
     if (options.subject_to or options.stop) and not monitor:
         option = "subject-to" if options.subject_to else "stop"
         raise ValueError(f"--{option} needs the score to select by: --maximise KEY")
@@ -207,7 +203,7 @@ def logged_key(stored: StoredRun, given: str) -> str:
     for prefix in ("", "eval_", "eval/"):
         if prefix + given in keys:
             return prefix + given
-    raise ValueError(f"{stored.log} has no key {given!r}, only {_listed(stored)}")
+    raise ValueError(f"{stored.log} has no key {given!r}, only {', '.join(stored.keys)}")
 
 
 def noted_rule(stored: StoredRun, kind: type[Any]) -> Any:
@@ -225,14 +221,6 @@ def noted_rule(stored: StoredRun, kind: type[Any]) -> Any:
     return kind(**settings)
 
 
-def _listed(stored: StoredRun) -> str:
-    """Return the first keys; those that decide come first."""
-    held_out = {key for each in stored.steps for key in each.evidence} | {*stored.modes}
-    rank = lambda key: (key not in held_out, not _DECIDES.match(key))  # noqa: E731
-    keys = sorted(stored.keys, key=rank)
-    return ", ".join(keys[:20]) + (", …" if len(keys) > 20 else "")
-
-
 def better_mode(stored: StoredRun, key: str) -> Mode | None:
     """Return the better direction of a key as declared, or of a loss or reward; None if unknown.
 
@@ -248,8 +236,6 @@ def _pair(stored: StoredRun, text: str, separator: str, modes: Sequence[str]) ->
     name, stated, mode = text.rpartition(separator)
     if stated and mode.strip() in modes:
         return logged_key(stored, name), mode.strip()
-    if stated and text.strip() not in stored.keys and name.strip() in stored.keys:
-        one_of(f"direction of {name.strip()!r}", mode.strip(), modes)
     key = logged_key(stored, text)
     known = better_mode(stored, key)
     if known is None:
@@ -262,18 +248,13 @@ def _constraints(stored: StoredRun, options: Any) -> dict[str, Bounds]:
     bounds: dict[str, Bounds] = {}
     for text in options.subject_to:
         match = _BOUND.fullmatch(text)
-        if match is None or match["relation"] not in (">=", "<="):
-            raise ValueError(
-                f"--subject-to {text!r} must be a bound, 'KEY>=VALUE' or 'KEY<=VALUE' (inclusive)"
-            )
-        try:
-            value = float(match["value"])
-        except ValueError:
-            raise ValueError(f"--subject-to {text!r}: {match['value']!r} is not a number") from None
-        computed = match["key"] == ALARM_KEY and options.guard
-        key = match["key"] if computed else logged_key(stored, match["key"])
+        if match is None:
+            raise ValueError(f"--subject-to must be 'KEY>=VALUE' or 'KEY<=VALUE', got {text!r}")
+        name, relation, value = match[1], match[2], float(match[3])
+        computed = name == ALARM_KEY and options.guard
+        key = name if computed else logged_key(stored, name)
         low, high = bounds.get(key, (None, None))
-        bounds[key] = (value, high) if match["relation"] == ">=" else (low, value)
+        bounds[key] = (value, high) if relation == ">=" else (low, value)
     return bounds
 
 
@@ -364,10 +345,6 @@ def summary(selection: Selection) -> list[str]:
     last, lines = selection.decided[-1], notes_of(selection)
     if selection.selects and selection.best is None:
         lines.append(f"no checkpoint: {last.explanation or 'no validation has finite values'}")
-        checks = [each.constraints for each in selection.decided if each.constraints]
-        for key in last.constraints:
-            met = sum(each[key].met for each in checks)
-            lines.append(f"  {key}: met at {met} of {counted(len(checks), 'validation')}")
     elif selection.selects:
         where = selection.checkpoint(selection.best) or f"step {selection.best} (not on disk)"
         lines.append(f"keep {where}: {choice.explanation}")
@@ -379,17 +356,11 @@ def summary(selection: Selection) -> list[str]:
     if rules.stop and (stop is None or stop.stop is None):
         lines.append("the rule would not have stopped")
     elif stop and stop.stop:
-        kept = "" if stop.best == selection.best else f"; it would have kept step {stop.best}"
-        lines.append(f"stop at step {stop.validation.step}: {stop.stop.reason}{kept}")
+        lines.append(f"stop at step {stop.validation.step}: {stop.stop.reason}")
     if rules.alarm:
-        words = {
-            "max": "better when higher",
-            "min": "better when lower",
-            "drift": "must not change",
-        }
-        held_out = ", ".join(f"{key} ({words[mode]})" for key, mode in rules.alarm.modes.items())
-        mode = words[rules.alarm.proxy_mode or "max"]
-        lines.append(f"guard: {rules.alarm.proxy} ({mode}) against {held_out}")
+        held_out = ", ".join(f"{key}={mode}" for key, mode in rules.alarm.modes.items())
+        proxy = f"{rules.alarm.proxy}={rules.alarm.proxy_mode or 'max'}"
+        lines.append(f"guard: {proxy} against {held_out}")
         alarm = selection.alarm
         if alarm is None or alarm.alarm is None:
             lines.append(f"no alarm: {last.alarm.reason if last.alarm else ''}")

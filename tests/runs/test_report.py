@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
@@ -155,9 +154,8 @@ def test_the_rules_are_those_that_the_callbacks_noted(call: Any, tmp_path: Path)
     found = found_in(run)
     assert found["origin"] == "rules of the run"
     assert found["decisions"]["step"] == 10
-    assert [each["missed"] != [] for each in found["decisions"]["validations"]] == [
-        False, True, True, True
-    ]  # fmt: skip
+    checks = [each["constraints"]["score/accuracy"] for each in found["decisions"]["validations"]]
+    assert [check["met"] for check in checks] == [True, False, False, False]
     kinds = {mark["kind"]: mark["step"] for mark in found["marks"]}
     assert (kinds["best"], kinds["stop"], kinds["alarm"]) == (10, 20, 20)
     assert any("score/absent" in what for what in found["missing"])
@@ -240,57 +238,7 @@ def test_growth_of_phrases_agrees_with_a_plain_count(tmp_path: Path) -> None:
         assert each["last"] == pytest.approx(counts[1] / 24)
 
 
-# In a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Return the system's Chromium without a window."""
-    executable = shutil.which("chromium") or shutil.which("chromium-browser")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        executable = None
-    if executable is None:
-        reason = "needs playwright and the system's chromium"
-        if os.environ.get("CTRLREWARD_REQUIRE_BROWSER") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Return a function that opens a report; at the end, there was no error and no request."""
-    pages, complaints = [], []
-
-    def visit(run: Path, width: int) -> Any:
-        path = tmp_path / "page.html"
-        report.write_report(path, run)
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
-        page.goto(path.as_uri())
-        page.on("request", lambda request: complaints.append(request.url))
-        page.set_default_timeout(60_000)
-        pages.append(page)
-        return page
-
-    yield visit
-    for page in pages:
-        page.close()
-    assert complaints == []
-
-
-@pytest.mark.parametrize("width", [1400, 400])
-def test_the_page_fits(visit: Any, tmp_path: Path, width: int) -> None:
-    page = visit(gamed_run(tmp_path / "run"), width=width)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.locator("figure svg").count() == 4
+# The page
 
 
 def hostile_run(folder: Path) -> Path:
@@ -310,7 +258,7 @@ def test_hostile_texts_are_only_text(call: Any, tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in told))
     read = PageText()
     read.feed(call(run)[3])
-    assert not read.tags & {"script", "b", "template"}
+    assert not read.tags & {"script", "b", "template", "img", "link", "iframe", "a"}
     for text in ("<script>alert(1)</script>", "before\ufffdafter", "שלום עולם", "<b>words</b>."):
         assert any(part.endswith(text) or text in part for part in read.parts)
     assert max(map(len, read.parts)) < 6_000  # the style
@@ -329,15 +277,6 @@ class PageText(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.parts.append(data)
-
-
-def test_hostile_texts_fit_a_narrow_page(visit: Any, tmp_path: Path) -> None:
-    page = visit(hostile_run(tmp_path / "run"), width=400)
-    page.evaluate(
-        "for (const each of document.querySelectorAll('.items details')) each.open = true"
-    )
-    page.locator(".items section").nth(20).wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_curves_are_inside_their_axes() -> None:

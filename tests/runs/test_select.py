@@ -68,8 +68,7 @@ def test_nothing_meets_the_constraints(folder: Path, select: Any, bounds: tuple[
     status, out, _ = select(folder, *MAXIMISE, AGAIN, *bounds)
     assert status == 1
     assert "no checkpoint: no candidate among 5 validations" in out
-    assert "acc: met at 0 of 5 validations" in out
-    assert "reward: met at 5 of 5 validations" in out
+    assert out.count("✗") == 5  # of acc
 
 
 def test_pareto_front(folder: Path, select: Any) -> None:
@@ -131,19 +130,19 @@ def test_a_declared_direction_is_not_contradicted(select: Any, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("key", "better"),
-    [("score/sim", "higher"), ("eval_loss", "lower"), ("rewards/perplexity_reward/mean", "higher")],
+    ("key", "mode"),
+    [("score/sim", "max"), ("eval_loss", "min"), ("rewards/perplexity_reward/mean", "max")],
 )
-def test_the_direction_of_a_guard(select: Any, tmp_path: Path, key: str, better: str) -> None:
+def test_the_direction_of_a_guard(select: Any, tmp_path: Path, key: str, mode: str) -> None:
     """As the run declares it, or of a loss and of what TRL maximises; a given direction wins."""
     rows = [{"step": s, "reward": s, key: 20.0 + s} for s in range(1, 21)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "summary.json").write_text(json.dumps({"directions": {"score/sim": "max"}}))
     out = select(tmp_path, "--guard", f"reward:{key}")[1]
-    assert f"reward (better when higher) against {key} (better when {better})" in out
+    assert f"reward=max against {key}={mode}" in out
     assert f"no alarm: {key} without scores by prompt" in out
     out = select(tmp_path, "--guard", f"reward:{key}=drift")[1]
-    assert f"{key} (must not change)" in out
+    assert f"against {key}=drift" in out
 
 
 @pytest.mark.parametrize("key", ["score/anti_toxicity", "no_repetition", "score/perplexity"])
