@@ -132,4 +132,4 @@ def test_selection_and_report_never_see_training_sentences(name: str) -> None:
     trained_on = set(values["train"].values())
     assert trained_on <= set(values["seen"])
     assert set(values["held_out"]) <= set(values["seen"])
-    assert not trained_on & {*values["dev"].values(), *values["test"].values()}
+    assert not trained_on & {*values["dev"].values(), *values["references"].values()}

@@ -22,19 +22,18 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 import yaml
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
+from ctrlreward.completion import eval_mode
 from ctrlreward.extras import import_extra
-from ctrlreward.files import JsonLog, json_line, json_text, read_json, whole_file, write_whole
+from ctrlreward.files import JsonLog, json_text, read_json, whole_file, write_whole
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.models.words import separate_words
-from ctrlreward.ranks import on_rank_zero
 from ctrlreward.ratings.correlations import correlate
 from ctrlreward.ratings.report import markdown_table
-from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
-from ctrlreward.recipes.text_files import matching_key, read_lines
+from ctrlreward.recipes.style_transfer import ScoringModels
+from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.samples import Samples
+from ctrlreward.scorers.records import write_scored_samples
 
 PUBLISHED: Mapping[str, Any] = yaml.safe_load(
     Path(__file__).with_name("published_tables.yaml").read_text("utf-8")
@@ -44,9 +43,6 @@ PUBLISHED: Mapping[str, Any] = yaml.safe_load(
 # Figures with their digits, as the paper prints them.
 FIGURES = {"accuracy": 3, "similarity": 3, "perplexity": 1, "gm": 1}
 _HEADINGS = ("Acc", "Sim", "PP", "GM")
-# Checkpoint of a run → the score that selects it; none selects the last one.
-_CHECKPOINTS = {"best_gm": "score/corpus/gm", "best_accuracy": "score/corpus/accuracy", "last": ""}
-_TITLES = {"best_gm": "selected by GM", "best_accuracy": "selected by Acc", "last": "last epoch"}
 
 Row = Mapping[str, Any]
 
@@ -84,124 +80,48 @@ def reference_bleu(samples: Samples) -> float:
 
 
 class TransferReport(pl.Callback):
-    """Compares the checkpoints of a run by GM, and with copies of the sources, after training.
+    """Transfers the sentences of Table 6 by the selected checkpoint, after training.
 
-    Three checkpoints transfer the same sentences: the best by the corpus GM and the best by the
-    corpus accuracy, each kept by a `RewardCheckpoint`, and the last weights, which the module has
-    again afterwards. Sentences by which a `GenerationScorer` of the run selects are left out.
-
-    Writes `transfers.jsonl` and, with references, `translations.jsonl`: a sentence a line with its
-    outputs; and `test.json`: accuracy, similarity, perplexity and GM of each system's corpus, BLEU,
-    and the `step` of checkpoints.
+    The module keeps its weights. Writes to the trainer's `default_root_dir` `transfers.jsonl`, a
+    sentence a line, and `test.json`: corpus accuracy, similarity, perplexity, GM and BLEU of the
+    transfers (`"selected"`, with their `step`) and of copies of the sources (`"copying"`).
 
     Args:
-        folder: Folder of the run's `HistoryLogger`.
-        sentences: Test sentences. The template of their prompts is not used.
+        references: See `read_references`.
         scoring_models: Models that compute the scores.
-        references: See `read_references`; None for no BLEU.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        sentences: Sentences,
-        scoring_models: ScoringModels,
-        references: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, references: dict[str, str], scoring_models: ScoringModels) -> None:
         super().__init__()
-        self.folder = Path(folder)
-        self.sentences = sentences.prompts()
-        self.references = read_references(references) if references else None
-        self.quality = scoring_models.quality()
+        self.sentences, self.quality = read_references(references), scoring_models.quality()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Raise before training if the report can't be written after it."""
-        if stage != "fit" or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        for monitor in filter(None, _CHECKPOINTS.values()):
-            _checkpoint(trainer, monitor)
-        if not len(self._unseen(trainer)):
-            raise MisconfigurationException(
-                "sentences of TransferReport must have one that selection does not use"
-            )
-        if self.references is not None:
-            import_extra("sacrebleu", "BLEU")
+        """Raise before training if BLEU can't be computed after it."""
+        import_extra("sacrebleu", "BLEU")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Transfer with each checkpoint, score, write the files, and print the table."""
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            on_rank_zero(lambda: self._report(trainer, pl_module))
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self.quality.release()
-
-    def _report(self, trainer: pl.Trainer, module: Any) -> None:
-        prompts = {"transfers": self._unseen(trainer)}
-        if self.references is not None:
-            prompts["translations"] = self.references
-        outputs: dict[str, dict[str, Samples]] = {file: {} for file in prompts}
-        steps: dict[str, int | None] = dict.fromkeys(_CHECKPOINTS, trainer.global_step)
-        last = {key: value.detach().clone() for key, value in module.state_dict().items()}
-        training = module.training
-        module.eval()
-        for name, monitor in _CHECKPOINTS.items():
-            state = last
-            if monitor:
-                best = _checkpoint(trainer, monitor)
-                path, steps[name] = best.best_model_path, best.selected_step
-                if not path:
-                    raise RuntimeError(f"no validation had a finite {monitor}")
-                state = torch.load(path, module.device, weights_only=True)["state_dict"]
-            module.load_state_dict(state, strict=module.strict_loading)
-            with trainer.precision_plugin.val_step_context(), torch.no_grad():
-                for file, samples in prompts.items():
-                    outputs[file][name] = samples.replace(texts=module.complete_samples(samples))
-        module.load_state_dict(last)
-        module.train(training)
-        for file, samples in prompts.items():
-            write_whole(self.folder / f"{file}.jsonl", _lines(samples, outputs[file]))
-            outputs[file]["copying"] = samples.replace(texts=samples.sources)
-        figures: dict[str, dict[str, Any]] = {}
-        for name, samples in outputs["transfers"].items():
-            figures[name] = dict(self.quality.corpus(samples))
-            if name in steps:
-                figures[name]["step"] = steps[name]
-            if "translations" in outputs:
-                figures[name]["bleu"] = reference_bleu(outputs["translations"][name])
-        report = {"sentences": len(prompts["transfers"]), "systems": figures}
-        write_whole(self.folder / "test.json", json_text(report))
-        rows = [[name, *cells(row), bleu(row)] for name, row in figures.items()]
-        print(markdown_table(["system", *_HEADINGS, "BLEU"], rows), flush=True)
-
-    def _unseen(self, trainer: pl.Trainer) -> Samples:
-        """Return the sentences without the ones used for selection, ignoring case and spacing."""
-        seen = {
-            matching_key(source)
-            for callback in trainer.callbacks  # type: ignore[attr-defined]
-            if isinstance(callback, GenerationScorer)
-            for source in callback.samples.sources or ()
+        """Transfer, score, write the files, and print the table."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        module: Any = pl_module
+        keeper: Any = trainer.checkpoint_callback
+        path = keeper.best_model_path or keeper.last_model_path
+        checkpoint = torch.load(path, module.device, weights_only=True)
+        module.load_state_dict(checkpoint["state_dict"])
+        with eval_mode(module), trainer.precision_plugin.val_step_context(), torch.no_grad():
+            transfers = self.sentences.replace(texts=module.complete_samples(self.sentences))
+        folder = Path(trainer.default_root_dir)
+        write_scored_samples(folder / "transfers.jsonl", transfers, {})
+        copies = self.sentences.replace(texts=self.sentences.sources)
+        report: dict[str, dict[str, Any]] = {
+            name: {**self.quality.corpus(samples), "bleu": reference_bleu(samples)}
+            for name, samples in (("selected", transfers), ("copying", copies))
         }
-        sources = self.sentences.require("sources", "TransferReport")
-        return self.sentences[[i for i, s in enumerate(sources) if matching_key(s) not in seen]]
-
-
-def _checkpoint(trainer: pl.Trainer, monitor: str) -> RewardCheckpoint:
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, RewardCheckpoint) and callback.monitor == monitor:
-            return callback
-    raise MisconfigurationException(f"TransferReport needs RewardCheckpoint({monitor!r})")
-
-
-def _lines(prompts: Samples, outputs: Mapping[str, Samples]) -> str:
-    """Return a JSON line a prompt: its columns, and its outputs by system."""
-    names = {"source": "sources", "label": "labels", "reference": "references"}
-    columns = prompts.columns()
-    rows = [
-        {key: columns[name][i] for key, name in names.items() if name in columns}
-        | {"outputs": {name: samples.texts[i] for name, samples in outputs.items()}}
-        for i in range(len(prompts))
-    ]
-    return "".join(map(json_line, rows))
+        self.quality.release()
+        report["selected"]["step"] = checkpoint["global_step"]
+        write_whole(folder / "test.json", json_text(report))
+        rows = [[name, *cells(row), bleu(row)] for name, row in report.items()]
+        print(markdown_table(["system", *_HEADINGS, "BLEU"], rows), flush=True)
 
 
 @dataclass(frozen=True)
@@ -300,11 +220,11 @@ def report(runs: Sequence[TransferRun], accuracy: float) -> str:
         best.append([run.name, str(top["step"]), *cells(top)])
         signed = ["undefined" if isnan(x) else f"{x:+.2f}" for x in rho.values()]
         trends.append([run.name, str(len(run.validations)), *signed])
-        for name, row in run.test.get("systems", {}).items():
-            theirs = PUBLISHED["table_6"].get(run.model if name == "best_gm" else name, ())
+        for name, row in run.test.items():
+            theirs = PUBLISHED["table_6"].get(run.model if name == "selected" else name, ())
             beside = ", ".join(f"{value:g} ({acc:g})" for value, acc in theirs)
             figures = [*cells(row), bleu(row), beside if run.corpus == "Yelp" else ""]
-            tested.append([run.name, _TITLES.get(name, name), str(row.get("step", "")), *figures])
+            tested.append([run.name, name, str(row.get("step", "")), *figures])
     theirs = [f"paper's {name}" for name in _HEADINGS]
     bleus = ["BLEU", "paper's BLEU (at Acc)"]
     return "\n\n".join(
@@ -313,8 +233,8 @@ def report(runs: Sequence[TransferRun], accuracy: float) -> str:
             markdown_table(["run", "step", *_HEADINGS, *theirs], compared),
             "Dev transfers at the best GM",
             markdown_table(["run", "step", *_HEADINGS], best),
-            "Table 6: test sentences that selection has not seen, and BLEU; the paper's six rows "
-            "of earlier models are not here",
+            "Table 6: Li et al.'s test sentences; the paper's six rows of earlier models are not "
+            "here",
             markdown_table(["run", "system", "step", *_HEADINGS, *bleus], tested),
             "Table 1: Spearman's ρ with the step, over the validations of a run",
             markdown_table(["run", "validations", *_HEADINGS], trends),

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from lightning_choice import quiet_trainer
 from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from ctrlreward import Samples, Similarity
-from ctrlreward.callbacks import GenerationScorer, HistoryLogger, RewardCheckpoint
+from ctrlreward import Samples
+from ctrlreward.callbacks import RewardCheckpoint
 from ctrlreward.files import JsonLog, read_jsonl
 from ctrlreward.recipes.papers.textual_transfer import tables
 from ctrlreward.recipes.papers.textual_transfer.tables import (
@@ -27,7 +25,7 @@ from ctrlreward.recipes.papers.textual_transfer.tables import (
     read_run,
     reference_bleu,
 )
-from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
+from ctrlreward.recipes.style_transfer import ScoringModels
 
 PAIRS = [("the soup was so cold .", "The soup was so lovely."), ("the tea .", "the tea !")]
 
@@ -42,7 +40,6 @@ class Restyler(BoringModel):
     """Ends each transfer with one of three words, by a weight that is the number of the epoch."""
 
     gm = (1.0, 3.0, 2.0)
-    accuracy = (0.9, 0.6, 0.5)
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,88 +53,40 @@ class Restyler(BoringModel):
     def on_validation_epoch_end(self) -> None:
         self.epoch.fill_(self.current_epoch)
         self.log("score/corpus/gm", self.gm[self.current_epoch])
-        self.log("score/corpus/accuracy", self.accuracy[self.current_epoch])
 
 
-def fit(folder: Path, callback: TransferReport, *others: pl.Callback) -> Restyler:
+def test_the_best_checkpoint_transfers_and_is_scored(
+    references: dict[str, str], scoring_models: ScoringModels, tmp_path: Path
+) -> None:
+    run = tmp_path / "m2"
     trainer = quiet_trainer(
         enable_checkpointing=True,
         max_epochs=3,
         limit_train_batches=2,
         limit_val_batches=1,
         num_sanity_val_steps=0,
-        logger=HistoryLogger(str(folder)),
+        default_root_dir=str(run),
         callbacks=[
-            *others,
             RewardCheckpoint("score/corpus/gm", "max"),
-            RewardCheckpoint("score/corpus/accuracy", "max"),
-            callback,
+            TransferReport(references, scoring_models),
         ],
     )
-    module = Restyler()
-    trainer.fit(module, datamodule=BoringDataModule())
-    return module
-
-
-def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
-    styles: dict[str, str],
-    references: dict[str, str],
-    scoring_models: ScoringModels,
-    tmp_path: Path,
-) -> None:
-    run = tmp_path / "m2"
-    tested = TransferReport(str(run), Sentences(styles, count=5), scoring_models, references)
-    seen = Sentences(styles, count=2, seed=3).prompts()
-    content = {"content": Similarity(scoring_models.encoder)}
-    module = fit(run, tested, GenerationScorer(content, seen, name="watch"))
-
-    assert int(module.epoch) == 2  # the module has its last weights again
+    trainer.fit(Restyler(), datamodule=BoringDataModule())
     lines = read_jsonl(run / "transfers.jsonl")
-    assert lines
-    assert not {line["source"] for line in lines} & set(seen.sources or ())
-    word = {"best_gm": "lovely", "best_accuracy": "cold", "last": "so"}
-    for line in lines:
-        for name in word:
-            assert line["outputs"][name] == f"{line['source'][:-2]} {word[name]} ."
-        assert line["label"] == ("sweet" if "cold" in line["source"] else "sour")
-
+    # In the order of the files, by the weights of the second epoch.
+    found = [(line["label"], line["source"], line["reference"]) for line in lines]
+    assert found == [(label, *pair) for label in ("sweet", "sour") for pair in PAIRS]
+    assert [line["text"] for line in lines] == [f"{row[1][:-2]} lovely ." for row in found]
     test = json.loads((run / "test.json").read_text())
-    assert test["sentences"] == len(lines) < 10
-    steps = {name: system["step"] for name, system in test["systems"].items() if "step" in system}
-    assert steps == {"best_gm": 4, "best_accuracy": 2, "last": 6}
+    assert test["selected"]["step"] == 4
     quality = scoring_models.quality()
     sources, labels = ([line[key] for line in lines] for key in ("source", "label"))
-    for name, figures in test["systems"].items():
-        outputs = [{"copying": line["source"], **line["outputs"]}[name] for line in lines]
-        samples = Samples(outputs, sources=sources, labels=labels)
-        corpus = quality.corpus(samples)
+    for name, outputs in (("selected", [line["text"] for line in lines]), ("copying", sources)):
+        corpus = quality.corpus(Samples(outputs, sources=sources, labels=labels))
         for key in ("accuracy", "similarity", "perplexity", "gm"):
-            assert figures[key] == pytest.approx(corpus[key]), (name, key)
+            assert test[name][key] == pytest.approx(corpus[key]), (name, key)
     quality.release()
-    assert test["systems"]["copying"]["bleu"] != test["systems"]["best_gm"]["bleu"]
-
-    # The references' sentences, in the order of their files, beside each checkpoint's output.
-    translations = read_jsonl(run / "translations.jsonl")
-    keys = ("label", "source", "reference")
-    found = [tuple(translation[key] for key in keys) for translation in translations]
-    assert found == [(label, *pair) for label in ("sweet", "sour") for pair in PAIRS]
-    for translation in translations:
-        stem = translation["source"][:-2]
-        assert translation["outputs"] == {name: f"{stem} {word[name]} ." for name in word}
-
-
-def test_what_is_missing_is_said_before_training(
-    styles: dict[str, str], scoring_models: ScoringModels, tmp_path: Path
-) -> None:
-    sentences = Sentences(styles, count=2)
-    content = {"c": Similarity(scoring_models.encoder)}
-    everything = GenerationScorer(content, sentences.prompts(), name="w")
-    tested = TransferReport(str(tmp_path / "run"), sentences, scoring_models)
-    with pytest.raises(MisconfigurationException, match="sentences"):
-        fit(tmp_path / "run", tested, everything)
-    with pytest.raises(MisconfigurationException, match="score/corpus/gm"):
-        quiet_trainer(callbacks=[tested]).fit(Restyler(), datamodule=BoringDataModule())
-    assert not (tmp_path / "run" / "test.json").exists()
+    assert test["copying"]["bleu"] != test["selected"]["bleu"]
 
 
 # BLEU
@@ -179,8 +128,8 @@ def test_the_tables_have_each_run_beside_the_paper(tmp_path: Path, capsys: Any) 
     write_run(tmp_path / "m2", BETTER)
     figures = {"accuracy": 0.8, "similarity": 0.7, "perplexity": 20.0, "gm": 21.5, "failed": 0}
     copying = {**figures, "gm": None, "bleu": 31.3}
-    systems = {"best_gm": {**figures, "step": 300, "bleu": 20.04}, "copying": copying}
-    (tmp_path / "m2" / "test.json").write_text(json.dumps({"systems": systems}))
+    systems = {"selected": {**figures, "step": 300, "bleu": 20.04}, "copying": copying}
+    (tmp_path / "m2" / "test.json").write_text(json.dumps(systems))
     outputs = ["--json", str(tmp_path / "table.json"), "--figure", str(tmp_path / "paths.png")]
     tables.main([*(str(tmp_path / name) for name in ("m0", "m2")), *outputs])
     text = capsys.readouterr().out
