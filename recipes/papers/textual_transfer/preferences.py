@@ -32,7 +32,7 @@ from scipy.optimize import differential_evolution, minimize
 
 from ctrlreward import scorers
 from ctrlreward.files import json_text, read_jsonl, write_whole
-from ctrlreward.functional.bootstrap import Estimate, bootstrap, cluster_numbers
+from ctrlreward.functional.bootstrap import Estimate, bootstrap, cluster_numbers, unless_alike
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.models.words import separate_words
 from ctrlreward.ratings.correlations import correlate
@@ -317,15 +317,13 @@ def write_sheet(given: Namespace) -> None:
     for name, _, file in (system.partition("=") for system in given.system):
         outputs[name] = {}
         for row in read_jsonl(file):
-            # `after.jsonl` of a `BeforeAfter` has `text`, `translations.jsonl` several checkpoints.
-            text = row["text"] if "text" in row else row["outputs"]["best_gm"]
             key = matching_key(row["source"]), row.get("label") or ""
             if key in outputs[name]:
                 raise ValueError(f"{file} must have each sentence once, got {key[0]!r} twice")
-            outputs[name][key] = row["source"], text
+            outputs[name][key] = row["source"], row["text"]
     draws = random.Random(given.seed)
     items = []
-    for pair in dict.fromkeys(map(tuple, given.pair)) or [*combinations(outputs, 2)]:
+    for pair in combinations(outputs, 2):
         first, second = (outputs[name] for name in pair)
         common = [key for key in first if key in second]
         if len(common) < given.count:
@@ -358,7 +356,7 @@ def win_rates(
     """Return the number of judgements and the rates of each pair of systems and question.
 
     The `RATES` have percentile intervals over rows of the sheet: the answers of several people to
-    one row are drawn together. If all rows agree, the interval is wider. An empty cell is not an
+    one row are drawn together. If all rows agree, the interval is infinite. An empty cell is not an
     answer.
     """
     rows = {row["item"]: row for row in read_placed(key)[0]}
@@ -397,15 +395,7 @@ def _rates(answers: Sequence[tuple[str, int]], resamples: int, seed: int) -> dic
         return dict(zip(RATES, (first, second, tie, first - second), strict=True))
 
     rates = bootstrap(shares, members, 0.95, resamples, seed)
-    # If all rows agree, that says little of other rows. With this confidence, a share of at least s
-    # = 0.025^(1 / rows) of all rows is like the drawn ones (Clopper and Pearson 1934).
-    share = 0.025 ** (1 / len(set(items)))
-    for name, (value, low, high) in rates.items():
-        if low == high:
-            bounds = (-1.0 if name == "difference" else 0.0, 1.0)
-            ends = (share * value + (1 - share) * bound for bound in bounds)
-            rates[name] = Estimate(value, *ends)
-    return rates
+    return {name: unless_alike(rate) for name, rate in rates.items()}
 
 
 def print_rates(given: Namespace) -> list[dict[str, Any]]:
@@ -446,7 +436,6 @@ def main(arguments: Sequence[str]) -> None:
     ratings.add_argument("--score-end", action="store_true", help="count the end of a sentence")
     sheet = commands.add_parser("sheet", help="a sheet for judges of pairs of outputs")
     sheet.add_argument("--system", metavar="NAME=FILE", action="append", required=True)
-    sheet.add_argument("--pair", metavar="NAME", nargs=2, action="append", default=[])
     sheet.add_argument("--count", type=int, default=120, help="sentences of each pair")
     sheet.add_argument("--output", type=Path, required=True)
     rates = commands.add_parser("rates", help="Table 4, from filled sheets")

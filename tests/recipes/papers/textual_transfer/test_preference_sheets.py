@@ -6,6 +6,7 @@ import csv
 import json
 import random
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ def systems(tmp_path: Path) -> dict[str, str]:
     for number, name in enumerate(("m0", "m2", "m7"), 1):
         lines = []
         for source in SOURCES[number:] + SOURCES[:number]:
-            outputs = {"best_gm": f"{source[:-1]}{'!' * number}"}
-            lines.append({"source": source, "label": "sweet", "outputs": outputs})
+            text = f"{source[:-1]}{'!' * number}"
+            lines.append({"source": source, "label": "sweet", "text": text})
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         files[name] = str(path)
@@ -84,7 +85,7 @@ def test_the_sheet_hides_which_system_wrote_what(systems: dict[str, str], tmp_pa
 
 def test_another_sheet_does_not_fit(systems: dict[str, str], tmp_path: Path) -> None:
     for folder, seed in (("one", "0"), ("other", "1")):
-        write(systems, tmp_path / folder, "--seed", seed, "--pair", "m2", "m0")
+        write(systems, tmp_path / folder, "--seed", seed)
     filled = fill(tmp_path / "other", "filled.csv", 0)
     with pytest.raises(ValueError, match=r"filled\.csv:2"):
         win_rates(tmp_path / "one" / "key.csv", [filled])
@@ -117,25 +118,25 @@ def brute_force(key: Path, sheets: list[Path], pair: tuple[str, str], question: 
 
 
 def test_rates_of_two_people_equal_plain_loops(systems: dict[str, str], tmp_path: Path) -> None:
-    write(systems, tmp_path, "--pair", "m0", "m2", "--pair", "m7", "m2")
+    write(systems, tmp_path)
     sheets = [fill(tmp_path, f"{person}.csv", person) for person in (1, 2)]
     key = tmp_path / "key.csv"
     found = win_rates(key, sheets, resamples=200, seed=3)
-    pairs = [("m0", "m2"), ("m7", "m2")]
+    pairs = combinations(systems, 2)
     assert set(found) == {(*pair, question) for pair in pairs for question in QUESTIONS}
     for (*pair, question), (judgements, rates) in found.items():
         n, expected = brute_force(key, sheets, (pair[0], pair[1]), question)
         assert judgements == n
         for estimate, (value, low, high) in zip(rates.values(), expected, strict=True):
             assert estimate.value == pytest.approx(value)
-            if low < high:  # else it is wider than that of drawn rows
-                assert (estimate.low, estimate.high) == pytest.approx((low, high))
+            ends = (low, high) if low < high else (-np.inf, np.inf)
+            assert (estimate.low, estimate.high) == pytest.approx(ends)
 
 
 def test_the_command_prints_rates_beside_the_papers(
     systems: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(systems, tmp_path, "--pair", "m0", "m2")
+    write({name: systems[name] for name in ("m0", "m2")}, tmp_path)
     rows, key = read(tmp_path / "sheet.csv"), {r["item"]: r for r in read(tmp_path / "key.csv")}
     for row in rows:  # m2 has the style, all mean the same, fluency is not judged
         row["transfer"] = "A" if key[row["item"]]["A"] == "m2" else "B"
@@ -145,17 +146,10 @@ def test_the_command_prints_rates_beside_the_papers(
     files = [str(tmp_path / name) for name in ("filled.csv", "key.csv", "rates.json")]
     main(["rates", files[0], "--key", files[1], "--json", files[2]])
     printed = " ".join(capsys.readouterr().out.split())
-    # The paper's M0 and M2 on Yelp, and Clopper and Pearson's interval of four equal answers.
-    for shown in ("9.0 / 6.0 / 85.1", "1.5 / 25.4 / 73.1 / -0.05", "100.0 (39.8 to 100.0)"):
+    for shown in ("9.0 / 6.0 / 85.1", "1.5 / 25.4 / 73.1 / -0.05"):  # of M0 and M2 on Yelp
         assert all(word in printed for word in shown.split())
     transfer, semantics, fluency = json.loads(Path(files[2]).read_text())
-    assert transfer["second_better"] == {
-        "value": 1.0,
-        "low": pytest.approx(0.398, abs=1e-3),
-        "high": 1.0,
-    }
-    ends = {"value": -1.0, "low": -1.0, "high": 1 - 2 * 0.025**0.25}
-    assert transfer["difference"] == pytest.approx(ends)
+    assert (transfer["second_better"]["value"], transfer["difference"]["value"]) == (1.0, -1.0)
     assert semantics["tie"]["value"] == 1.0
     assert fluency["judgements"] == 0
     assert fluency["tie"] == {"value": None, "low": None, "high": None}
