@@ -11,7 +11,7 @@ BENCH := .venv/installed-bench
 DOCS := .venv/installed-docs
 # In our order (tests/conftest.py), not in the order of the numbers of tests.
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
-SUITES ?= ctrleval ctc perplexity distinct host
+SUITES ?= ctrleval ctc perplexity distinct
 
 .DEFAULT_GOAL := help
 .PHONY: help demo transfer test soak lint docs bench gpu clean release-check constraints lowest
