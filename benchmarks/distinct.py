@@ -8,35 +8,19 @@ also tokenises the texts. Needs GPT-2's vocabulary, tokenizers/gpt2 in the folde
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 from side_by_side import DATA, compare, parse_options
 from transformers import GPT2TokenizerFast, PreTrainedTokenizerBase
 
-from ctrlreward import Samples
 from ctrlreward.functional.diversity import distinct_n
 from ctrlreward.recipes.data_sets import local_file
-from ctrlreward.recipes.papers.reproduction.prefixes import SENTIMENT_PREFIXES, TOPIC_PREFIXES
+from ctrlreward.recipes.papers.reproduction.released import read_outputs
 from ctrlreward.scorers import Distinct
 
 
 def gpt2_tokenizer() -> PreTrainedTokenizerBase:
     folder = DATA / "tokenizers" / "gpt2"
     return GPT2TokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt"))
-
-
-def released_outputs(count: int) -> Samples:
-    """Return the first outputs, as far as they start with one of the 35 prefixes."""
-    prefixes = sorted((*TOPIC_PREFIXES, *SENTIMENT_PREFIXES), key=len, reverse=True)
-    lines = local_file("multicontrol/generate_prior.txt").read_text("utf-8").splitlines()
-    texts, text_prefixes = [], []
-    for line in lines[:count]:
-        text = json.loads(line)[1]
-        for prefix in [p for p in prefixes if text.startswith(p)][:1]:
-            texts.append(text)
-            text_prefixes.append(prefix)
-    return Samples(texts=texts, prefixes=text_prefixes)
 
 
 def looped(rows: list[list[int]], prefixes: list[str]) -> np.ndarray:
@@ -61,8 +45,9 @@ def main() -> None:
     options = parse_options(__doc__, 1400)
     tokenizer = gpt2_tokenizer()
     scorer = Distinct(tokenizer)
-    samples = released_outputs(options.texts)
-    texts, prefixes = samples.texts, samples.prefixes
+    outputs = read_outputs(local_file("multicontrol/generate_prior.txt"))
+    samples = outputs[: options.texts]
+    texts, prefixes = samples.texts, samples.groups
     rows = tokenizer(texts, verbose=False).input_ids
     first_rows = [prefixes.index(prefix) for prefix in dict.fromkeys(prefixes)]
 

@@ -21,6 +21,7 @@ import gc
 import json
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +40,6 @@ from device_cases import CASES, SAMPLES, samples_of
 from random_models import Folders
 from scorer_cost import made
 from side_by_side import machine, quiet
-from step_clock import LightningClock, now
 from torch.utils.data import DataLoader
 
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples
@@ -106,6 +106,32 @@ class Card:
             yield
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+
+
+def now() -> float:
+    """Return the time when an accelerator, if there is one, has done all its work."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is not None:
+        getattr(torch, device.type).synchronize()
+    return time.perf_counter()
+
+
+class LightningClock(pl.Callback):
+    """Seconds of each step, of its sampling and of its reward; tokens per step."""
+
+    def __init__(self) -> None:
+        self.started, self.steps = 0.0, list[dict[str, float]]()
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.started = now()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Read the shares of sampling and reward that the module logs."""
+        seconds, logged = now() - self.started, trainer.callback_metrics
+        row = {"step, s": seconds, "sampling, s": seconds * float(logged["time/rollout_share"])}
+        row["reward, s"] = seconds * float(logged["time/reward_share"])
+        row["tokens"] = float(logged["rollout/tokens_per_second"]) * row["sampling, s"]
+        self.steps.append(row)
 
 
 def difference(scores: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
@@ -201,11 +227,9 @@ def steps(card: Card) -> Cases:
         )
         batches: Any = [batch] * (count + 1)
         trainer.fit(tuner, DataLoader(batches, batch_size=None))
-        seconds = {
-            f"{phase}, s": float(np.median(getattr(clock, phase)[-count:]))
-            for phase in ("step", "sampling", "reward")
-        }
-        return {**seconds, "tokens": clock.tokens[-1], "peak MiB": card.peak() / MIB}
+        timed = clock.steps[-count:]
+        medians = {name: float(np.median([step[name] for step in timed])) for name in timed[0]}
+        return {**medians, "peak MiB": card.peak() / MIB}
 
     for model in ("llama", "policy"):
         yield f"PolicyTuner, {model}", partial(row, model)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.recipes.data_sets import local_file
-from ctrlreward.recipes.papers.reproduction.prefixes import SENTIMENT_PREFIXES, TOPIC_PREFIXES
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers import AttributeClassifier, Distinct, Perplexity
 
@@ -26,8 +25,18 @@ ATTRIBUTES = {
     "topic": ("world", "sports", "business", "science"),
     "detoxification": ("toxic", "nontoxic"),
 }
-# Some texts lack the full stop or comma at the end of the prefix.
-_PREFIXES = [prefix.rstrip(".,") for prefix in (*TOPIC_PREFIXES, *SENTIMENT_PREFIXES)]
+# PPLM's prefixes of the topics and of sentiment (Dathathri et al. 2020, appendix), without the full
+# stop or comma at the end, which some texts lack.
+PREFIXES = (
+    *("In summary", "This essay discusses", "Views on", "The connection"),
+    *("Foundational to this is", "To review", "In brief", "An illustration of", "Furthermore"),
+    *("The central theme", "To conclude", "The key aspect", "Prior to this", "Emphasised are"),
+    *("To summarise", "The relationship", "More importantly", "It has been shown"),
+    *("The issue focused on", "In this essay"),
+    *("Once upon a time", "The book", "The chicken", "The city", "The country", "The horse"),
+    *("The lake", "The last time", "The movie", "The painting", "The pizza", "The potato"),
+    *("The president of the country", "The road", "The year is 1910"),
+)
 
 
 def read_outputs(path: Path) -> Samples:
@@ -42,7 +51,7 @@ def read_outputs(path: Path) -> Samples:
         named = {name: known[number] for (name, known), number in targets if number >= 0}
         texts.append(text)
         labels.append(attribute_label(named))
-        groups.append(max((each for each in _PREFIXES if text.startswith(each)), key=len))
+        groups.append(max((each for each in PREFIXES if text.startswith(each)), key=len))
     return Samples(texts, labels=labels, groups=groups)
 
 
