@@ -29,7 +29,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ctrlreward.arguments import one_of
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.alignment import content_tokens
 from ctrlreward.models.aligner import ALIGNED, unit_logits
@@ -40,7 +39,7 @@ from ctrlreward.models.sources import TRAINED_NAMES, resolve, trained_folder
 from ctrlreward.models.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.models.tokenization import max_tokens
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.ratings.correlations import STATISTICS, correlate
+from ctrlreward.ratings.correlations import correlate
 from ctrlreward.ratings.rated_files import CTC_ASPECTS, read_rated
 from ctrlreward.recipes.papers.ctc.pairs import AlignmentData, AlignmentPair
 from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer
@@ -222,21 +221,15 @@ class RegressionAlignerTrainer(AlignerTrainer):
 class RatedAgreement(pl.Callback):
     """Correlation of an aligner's scores with human ratings at each validation (Figure 7).
 
-    Logs `agreement/<file>_<aspect>` for each aspect that a file rates, -1 to 1, higher is better;
-    NaN if a side is constant. The training reads nothing of it.
+    Logs `agreement/<file>_<aspect>`, Pearson's r of each aspect that a file rates, -1 to 1, higher
+    is better; NaN if a side is constant. The training reads nothing of it.
 
     Args:
         files: Rated files, as `ctrlreward meta-eval ctc` reads them; relevance is left out.
-        statistic: `"pearson"`, as in the paper, `"spearman"` or `"kendall"`.
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        statistic: Literal["pearson", "spearman", "kendall"] = "pearson",
-    ) -> None:
+    def __init__(self, files: Sequence[str]) -> None:
         self.rated = {Path(file).stem: read_rated(Path(file)) for file in files}
-        self.statistic = one_of("statistic", statistic, STATISTICS)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Score the files with the current model, on rank 0, and log the correlations."""
@@ -258,8 +251,8 @@ class RatedAgreement(pl.Callback):
                 scorer = Alignment(folder, aspects, method)
                 scores = scorer.score(file.samples)
                 for aspect, rating in judged.items():
-                    values = correlate(scores[aspect], file.ratings[rating])
-                    found[f"agreement/{name}_{aspect}"] = values[self.statistic]
+                    agreed = correlate(scores[aspect], file.ratings[rating])
+                    found[f"agreement/{name}_{aspect}"] = agreed["pearson"]
                 scorer.release()
         return found
 

@@ -16,7 +16,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import nll_loss
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LinearLR
 from transformers import PreTrainedTokenizerFast
@@ -83,9 +83,8 @@ class StyleLanguageModel(nn.Module):
         inputs, mask = pad_rows([(GO, *row) for row in rows], PAD, device)
         targets, _ = pad_rows([(*row, EOS) for row in rows], PAD, device)
         counted = mask.bool()
-        states, _ = self.cell(self.dropout(self.embedding(inputs)))
-        logits = self.output(self.dropout(states)[counted])
-        return cross_entropy(logits, targets[counted], reduction="sum"), int(counted.sum())
+        likelihoods = self(inputs)[counted]
+        return nll_loss(likelihoods, targets[counted], reduction="sum"), int(counted.sum())
 
     @torch.no_grad()
     def perplexity(self, rows: Sequence[Sequence[int]], batch_size: int = 256) -> float:
