@@ -9,7 +9,6 @@ CTRLREWARD_DATA.
 
 from __future__ import annotations
 
-import csv
 import tempfile
 from itertools import cycle
 
@@ -21,6 +20,7 @@ from transformers import AutoTokenizer, PegasusConfig, PegasusForConditionalGene
 
 from ctrlreward import Samples
 from ctrlreward.models.tasks import TEXT_SLOT
+from ctrlreward.ratings.rated_files import read_rated
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers import CTRLEval
 from ctrlreward.scorers.task import Task
@@ -44,15 +44,6 @@ def save_pegasus(folder: str) -> None:
     )  # fmt: skip
     PegasusForConditionalGeneration(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def rated_texts(count: int) -> Samples:
-    """Return the first texts of the paper's sentiment data."""
-    with open(local_file("ctrleval/data_senti.txt"), encoding="utf-8") as file:
-        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:count]
-    return Samples(
-        texts=[r[2] for r in rows], prefixes=[r[1] for r in rows], labels=[r[0] for r in rows]
-    )
 
 
 def scoring(scorer: CTRLEval, samples: Samples) -> Work:
@@ -88,10 +79,11 @@ def with_a_causal_model(samples: Samples, runs: int) -> None:
 
 def main() -> None:
     options = parse_options(__doc__, 8)
+    rated = read_rated(local_file("ctrleval/data_senti.txt")).samples
     with tempfile.TemporaryDirectory() as folder:
         save_pegasus(folder)
-        with_pegasus(folder, rated_texts(options.texts), options.runs)
-    with_a_causal_model(rated_texts((options.texts + 1) // 2), options.runs)
+        with_pegasus(folder, rated[: options.texts], options.runs)
+    with_a_causal_model(rated[: (options.texts + 1) // 2], options.runs)
 
 
 if __name__ == "__main__":

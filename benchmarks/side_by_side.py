@@ -1,4 +1,4 @@
-"""Side-by-side benchmarks: timings of two alternating sides, their peak memory, and a table.
+"""Side-by-side benchmarks: timings of two alternating sides, and a table.
 
 A side is a callable without arguments that returns an array of scores. Each row is printed twice:
 as a line of the table and as a line of JSON.
@@ -7,13 +7,9 @@ as a line of the table and as a line of JSON.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import logging
-import math
 import platform
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -43,7 +39,7 @@ def parse_options(description: str | None, texts: int) -> argparse.Namespace:
     print(f"# {machine()}")
     print(
         f"{'suite':11}{'case':34}{'ours s':>9}{'peer s':>9}{'ratio (min-max)':>20}"
-        f"{'difference':>12}{'ours MiB':>10}{'peer MiB':>10}",
+        f"{'difference':>12}",
         flush=True,
     )
     return given
@@ -72,7 +68,7 @@ def compare(suite: str, case: str, ours: Work, peer: Work, runs: int, peer_name:
     """Time two sides in alternating runs after a warm-up of each, and print the row.
 
     Seconds are medians; the ratio is the median of the peer's over ours, over pairs of runs, above
-    1 where we are faster; MiB are the peak memory of a run above the resident memory before it.
+    1 where we are faster.
     """
     ours(), peer()
     pairs = []
@@ -87,33 +83,13 @@ def compare(suite: str, case: str, ours: Work, peer: Work, runs: int, peer_name:
         **{"ours_s": ours_s, "peer_s": peer_s, "ratio": float(np.median(ratios))},
         **{"ratio_min": min(ratios), "ratio_max": max(ratios)},
         "largest_difference": float(np.abs(a - b).max()),
-        **{"ours_mib": peak_mib(ours), "peer_mib": peak_mib(peer)},
     }
     spread = f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
     print(
         f"{suite:11}{case:34}{ours_s:9.3f}{peer_s:9.3f}{spread:>20}"
-        f"{row['largest_difference']:12.1e}{row['ours_mib']:10.0f}{row['peer_mib']:10.0f}"
+        f"{row['largest_difference']:12.1e}"
     )
     print(json.dumps(row), flush=True)
-
-
-def peak_mib(work: Work) -> float:
-    """Return the peak memory of a run above the resident memory before it; NaN without /proc."""
-    gc.collect()
-    if sys.platform == "linux":  # else memory that earlier runs freed would be reused, not counted
-        ctypes.CDLL(None).malloc_trim(0)
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return math.nan
-    before = _status("VmRSS")
-    work()
-    return (_status("VmHWM") - before) / 1024
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def _timed(work: Work) -> tuple[float, np.ndarray]:

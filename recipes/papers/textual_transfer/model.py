@@ -6,8 +6,7 @@ words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
+from ctrlreward.completion import eval_mode
 from ctrlreward.recipes.papers.textual_transfer.data import EOS, GO, PAD, UNK, TransferBatch
 
 GeneratorLoss = Literal["minimax", "non_saturating"]
@@ -121,7 +121,7 @@ class TransferNetworks(nn.Module):
         state = self.start(styles, content)[None]
         words, columns = torch.full_like(styles, GO), []
         open_ = torch.ones_like(words, dtype=torch.bool)
-        with without_dropout(self):
+        with eval_mode(self):
             for _ in range(steps):
                 _, state = self.generator(self.embedding(words)[:, None], state)
                 logits = self.logits(state[0])
@@ -160,17 +160,6 @@ class StateDiscriminator(nn.Module):
             windows = torch.cat([states[:, i : i + last] for i in range(size)], dim=2)
             features.append(F.leaky_relu(convolution(windows)).amax(dim=1))
         return self.output(self.dropout(torch.cat(features, dim=1)))[:, 0]
-
-
-@contextmanager
-def without_dropout(network: nn.Module) -> Iterator[None]:
-    """Put a network in eval mode inside the context."""
-    training = network.training
-    network.eval()
-    try:
-        yield
-    finally:
-        network.train(training)
 
 
 def discriminator_loss(real: Tensor, fake: Tensor) -> Tensor:
@@ -385,7 +374,7 @@ def transferred(
         words = [torch.tensor(ids or [UNK], device=device) for ids in encoded]
         lengths = torch.tensor([*map(len, words)], device=device)
         styles = torch.tensor(targets[rows], device=device)
-        with without_dropout(networks):
+        with eval_mode(networks):
             padded = pad_sequence(words, batch_first=True, padding_value=PAD)
             content = networks.encode(padded, lengths, 1 - styles)
             ids, counts = networks.write(styles, content, max_words)

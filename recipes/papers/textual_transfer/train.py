@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LinearLR
 from transformers import PreTrainedTokenizerFast
 
 from ctrlreward.arguments import one_of
+from ctrlreward.completion import eval_mode
 from ctrlreward.models.batching import pad_rows
 from ctrlreward.recipes.papers.textual_transfer.data import (
     EOS,
@@ -39,7 +40,6 @@ from ctrlreward.recipes.papers.textual_transfer.model import (
     reconstruction,
     transferred,
     unfold,
-    without_dropout,
     writer_losses,
 )
 from ctrlreward.recipes.papers.textual_transfer.paraphrases import paraphrase_pairs
@@ -89,7 +89,7 @@ class StyleLanguageModel(nn.Module):
     @torch.no_grad()
     def perplexity(self, rows: Sequence[Sequence[int]], batch_size: int = 256) -> float:
         """Return the perplexity of one or more sentences with their ends, as one corpus."""
-        with without_dropout(self):
+        with eval_mode(self):
             losses = [self.loss(batch) for batch in _batches(rows, batch_size)]
         mean = sum(float(total) for total, _ in losses) / sum(count for _, count in losses)
         return math.exp(min(mean, 80.0))
