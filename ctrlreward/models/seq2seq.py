@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from itertools import chain, groupby
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -19,11 +18,8 @@ from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import Pieces, control_tokens
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.loading import load_config
-from ctrlreward.models.output_layer import (
-    check_output_layer,
-    states_and_output,
-    token_log_probs,
-)
+from ctrlreward.models.output_layer import check_output_layer, states_and_output
+from ctrlreward.models.prefix_trees import Row, padded_inputs, score_rows, trees
 from ctrlreward.models.sharing import shared_model
 from ctrlreward.models.tasks import Patterns, TokenScores
 from ctrlreward.models.tokenization import (
@@ -34,7 +30,6 @@ from ctrlreward.models.tokenization import (
     read_chunks,
     read_strings,
     reads_apart,
-    spans,
     special_ids,
     warn_truncated,
 )
@@ -61,10 +56,6 @@ def conditional_log_probs(
     scores = model.fill(rows, [(Filling((start,), ids),) for ids in fillings])
     return scores.split([1] * len(rows))
 
-
-# Approximate decoder states per call of the output layer, since each call reads all weights; as
-# many as the tokens of a pass where these are more.
-_STATES_PER_CALL = 2**13
 
 _MASKS = {
     "pegasus": "<mask_1>",
@@ -109,7 +100,6 @@ class Seq2SeqInfiller(FrozenModel):
         self._special = special_ids(self.tokenizer)
         # Words that all texts share.
         self._fillings = lru_cache(maxsize=256)(self._read_fillings)
-        self._layout = lru_cache(maxsize=256)(_layout)
         # Positions of the decoder; T5 does not have a limit.
         self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
@@ -189,149 +179,54 @@ class Seq2SeqInfiller(FrozenModel):
         self, sources: Sequence[Integers], fillings: Sequence[tuple[Filling, ...]]
     ) -> TokenScores:
         """Score the fillings of all masked texts, in order; equal texts are encoded once."""
-        asked = [*zip((source.tobytes() for source in sources), fillings, strict=True)]
-        ids = {key: source for (key, _), source in zip(asked, sources, strict=True)}
-        layouts: dict[bytes, dict[tuple[Filling, ...], Layout]] = {key: {} for key in ids}
-        for key, group in asked:
-            layouts[key][group] = self._layout(group)
-        scored = [sum(len(each.tokens) for each in own.values()) for own in layouts.values()]
-        ends, most = np.cumsum(scored), max(_STATES_PER_CALL, self.batch_tokens)
-        keys = [*ids]
-        found: dict[tuple[bytes, tuple[Filling, ...]], npt.NDArray[np.float64]] = {}
-        for _, run in groupby(range(len(keys)), lambda i: ends[i] // most):
-            chosen = [keys[i] for i in run]
-            own = [[*layouts[key].values()] for key in chosen]
-            values = self._score([ids[key] for key in chosen], own)
-            groups = [(key, group) for key in chosen for group in layouts[key]]
-            found.update(zip(groups, values, strict=True))
-        parts = [(layouts[key][group], found[key, group]) for key, group in asked]
-        return TokenScores(
-            np.concatenate([NOTHING, *(layout.tokens for layout, _ in parts)]),
-            np.concatenate([np.zeros(0), *(log_probs for _, log_probs in parts)]),
-            np.concatenate([NOTHING, *(layout.sizes for layout, _ in parts)]),
-        )
-
-    def _score(
-        self, sources: Sequence[Integers], layouts: Sequence[Sequence[Layout]]
-    ) -> list[npt.NDArray[np.float64]]:
-        """Return the log-probabilities of the layouts of each source, by one output layer."""
-        owned = [(source, layout) for source, own in enumerate(layouts) for layout in own]
-        flat = [layout for _, layout in owned]
-        first = np.cumsum([0, *(layout.states for layout in flat)]).tolist()
-        # One allocation: small ones between the batches would fragment the heap.
-        states = torch.empty(
-            (first[-1], self.model.config.d_model),
-            dtype=self.model.dtype,
-            device=self.model.device,
-        )
-        rows = [
-            row._replace(begin=row.begin + start, source=source)
-            for (source, layout), start in zip(owned, first[:-1], strict=True)
-            for row in layout.rows
-        ]
-        read = partial(self._read, sources, rows, states)
-        run_batched([*map(len, sources)], self.batch_tokens, read, self.padding)
-        predicting = [each.predicting + k for each, k in zip(flat, first[:-1], strict=True)]
-        values = token_log_probs(
-            self.model,
-            states,
-            torch.from_numpy(np.concatenate(predicting)),
-            torch.from_numpy(np.concatenate([layout.tokens for layout in flat])),
-            block=self.block,
-        )
-        edges = np.cumsum([len(layout.tokens) for layout in flat])[:-1]
-        return np.split(values.cpu().double().numpy(), edges)
+        owned: dict[bytes, tuple[Integers, list[Row]]] = {}
+        tokens, sizes = [NOTHING], [NOTHING]
+        first = 0
+        for source, group in zip(sources, fillings, strict=True):
+            forest = trees([([*each.given, *each.scored], len(each.given)) for each in group], 0)
+            _, rows = owned.setdefault(source.tobytes(), (source, []))
+            rows += [Row(NOTHING, tree, first) for tree in forest.trees if tree.places.size]
+            tokens.append(forest.tokens)
+            sizes.append(forest.sizes)
+            first += len(forest.tokens)
+        scored = np.concatenate(tokens)
+        log_probs = np.full(len(scored), np.nan)
+        texts = [*owned.values()]
+        read = partial(self._read, texts, scored, log_probs)
+        lengths = [len(source) for source, _ in texts]
+        run_batched(lengths, self.batch_tokens, read, self.padding)
+        return TokenScores(scored, log_probs, np.concatenate(sizes))
 
     def _read(
         self,
-        sources: Sequence[Integers],
-        rows: Sequence[DecoderRow],
-        states: Tensor,
+        texts: Sequence[tuple[Integers, list[Row]]],
+        tokens: Integers,
+        log_probs: npt.NDArray[np.float64],
         batch: list[int],
     ) -> list[None]:
+        """Encode sources, and write the log-probabilities of what is filled into them."""
         pad = self.declared_padding or 0
-        ids, mask = pad_rows([sources[i] for i in batch], pad, self.model.device)
+        sources = [texts[i][0] for i in batch]
+        ids, mask = pad_rows(sources, pad, self.model.device)
         encoded = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
-        place = {source: k for k, source in enumerate(batch)}
-        own = [row._replace(source=place[row.source]) for row in rows if row.source in place]
+        rows = [row for i in batch for row in texts[i][1]]
+        owners = [place for place, i in enumerate(batch) for _ in texts[i][1]]
+
+        def decode(part: list[int]) -> list[None]:
+            chosen = [rows[i] for i in part]
+            of = torch.tensor([owners[i] for i in part], device=self.model.device)
+            hidden, _ = states_and_output(
+                self.model,
+                encoder_outputs=BaseModelOutput(last_hidden_state=encoded[of]),
+                attention_mask=mask[of],
+                decoder_input_ids=padded_inputs(self.model, chosen)["input_ids"],
+            )
+            score_rows(self.model, hidden, chosen, tokens, log_probs, self.block)
+            return [None] * len(part)
+
         # A decoder row also takes the memory of its source's states, about half of what the encoder
         # takes for a token.
-        lengths = [len(row.read) + (len(sources[batch[row.source]]) + 1) // 2 for row in own]
-        decode = partial(self._decode, encoded, mask, own, states)
+        sizes = zip(rows, owners, strict=True)
+        lengths = [row.size + (len(sources[owner]) + 1) // 2 for row, owner in sizes]
         run_batched(lengths, self.batch_tokens, decode, self.padding)
         return [None] * len(batch)
-
-    def _decode(
-        self,
-        encoded: Tensor,
-        mask: Tensor,
-        rows: Sequence[DecoderRow],
-        states: Tensor,
-        batch: list[int],
-    ) -> list[None]:
-        chosen = [rows[i] for i in batch]
-        read, _ = pad_rows(
-            [row.read for row in chosen], self.declared_padding or 0, self.model.device
-        )
-        owners = torch.tensor([row.source for row in chosen], device=self.model.device)
-        hidden, _ = states_and_output(
-            self.model,
-            encoder_outputs=BaseModelOutput(last_hidden_state=encoded[owners]),
-            attention_mask=mask[owners],
-            decoder_input_ids=read,
-        )
-        unused = np.array([row.unused for row in chosen])
-        sizes = np.array([len(row.read) for row in chosen]) - unused
-        begins = np.array([row.begin for row in chosen])
-        width = read.shape[1]
-        starts = np.arange(len(chosen)) * width + unused, begins
-        both = np.stack([spans(start, sizes) for start in starts])
-        taken, kept = torch.from_numpy(both).to(states.device)
-        states.index_copy_(0, kept, hidden.flatten(0, 1)[taken])
-        return [None] * len(batch)
-
-
-class DecoderRow(NamedTuple):
-    """Decoder input, its leading states that predict no scored token, and where the others go.
-
-    `begin` is the index of its first state among all, `source` the index of its source.
-    """
-
-    read: Ids
-    unused: int
-    begin: int
-    source: int = 0
-
-
-class Layout(NamedTuple):
-    """Decoder rows of the fillings of a source, and their scored tokens, filling by filling."""
-
-    rows: list[DecoderRow]
-    states: int
-    predicting: Integers
-    tokens: Integers
-    sizes: Integers
-
-
-def _layout(fillings: tuple[Filling, ...]) -> Layout:
-    """Merge fillings into decoder rows: an input may be a prefix of another."""
-    merged: list[tuple[Ids, list[int]]] = []
-    for i in sorted(range(len(fillings)), key=lambda i: -len(fillings[i].read)):
-        read = fillings[i].read
-        for longer, members in merged:
-            if longer[: len(read)] == read:
-                members.append(i)
-                break
-        else:
-            merged.append((read, [i]))
-    rows, states, starts = [], 0, [0] * len(fillings)
-    for read, members in merged:
-        unused = min(len(fillings[i].given) for i in members) - 1
-        rows.append(DecoderRow(read, unused, states))
-        for i in members:
-            starts[i] = states + len(fillings[i].given) - 1 - unused
-        states += len(read) - unused
-    scored = [filling.scored for filling in fillings]
-    predicting = [s + k for s, each in zip(starts, scored, strict=True) for k in range(len(each))]
-    arrays = predicting, [token for each in scored for token in each], [*map(len, scored)]
-    return Layout(rows, states, *(np.array(values, np.int64) for values in arrays))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.models.causal import Row, tree_inputs, trees
+from ctrlreward.models.prefix_trees import Row, tree_inputs, trees
 
 # Few tokens, so that sequences begin alike.
 SEQUENCE = st.lists(st.integers(0, 2), max_size=8)
