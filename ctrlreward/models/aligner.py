@@ -18,24 +18,15 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ctrlreward.arguments import one_of
 from ctrlreward.functional.alignment import best_cosines
 from ctrlreward.models.batching import in_windows, run_batched, windows
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.neutral_texts import neutral_texts
-from ctrlreward.models.pairs import (
-    UNITS,
-    EncodedPair,
-    Pair,
-    Unit,
-    encode_pairs,
-    pad_pairs,
-    warn_truncated_pairs,
-)
+from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs
 from ctrlreward.models.sharing import locked
-from ctrlreward.models.tokenization import warn_unknown
+from ctrlreward.models.tokenization import warn_truncated, warn_unknown
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -137,38 +128,33 @@ ALIGNED = "aligned"
 ENTAILS = "entailment"
 
 
-def unit_logits(
+def word_logits(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], batch: Sequence[EncodedPair]
 ) -> Tensor:
-    """Return the logits of a token classifier for the units of a of all pairs, (units, labels).
+    """Return the logits of a token classifier for the words of a of all pairs, (words, labels).
 
-    As in the released package, the head reads the sum of the features of a unit's tokens.
+    As in the released package, the head reads the sum of the features of a word's tokens.
     """
     features = model.base_model(**inputs).last_hidden_state
     *_, head = model.children()
     owned = [(row, places) for row, pair in enumerate(batch) for places in pair.places]
     tokens = [(row, place, k) for k, (row, places) in enumerate(owned) for place in places]
-    rows, places, units = torch.tensor(tokens, device=features.device).reshape(-1, 3).T
+    rows, places, words = torch.tensor(tokens, device=features.device).reshape(-1, 3).T
     sums = features.new_zeros(len(owned), features.shape[-1])
-    return head(sums.index_add(0, units, features[rows, places]))
+    return head(sums.index_add(0, words, features[rows, places]))
 
 
 class TokenAligner(FrozenModel):
     """Discriminative aligner: the probability that b supports each word of a, in [0, 1].
 
     The aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a token
-    classifier with a label "aligned". It reads a before b, unless `aligner_b_first` in its
-    config.json is true, as for a decoder.
-
-    A unit is a `"word"` between white space, by the sum of its tokens' features, or with
-    `aligner_unit` in its config.json a `"piece"`, a token.
+    classifier with a label "aligned", for words between white space. It reads a before b, unless
+    `aligner_b_first` in its config.json is true, as for a decoder.
     """
 
     auto_class = AutoModelForTokenClassification
 
     def _prepare(self) -> None:
-        unit = getattr(self.model.config, "aligner_unit", "word")
-        self.unit: Unit = one_of("aligner_unit", unit, UNITS)
         labels = {int(i): str(label) for i, label in (self.model.config.id2label or {}).items()}
         aligned = [i for i, label in labels.items() if label.lower() == ALIGNED]
         if not aligned:
@@ -180,11 +166,11 @@ class TokenAligner(FrozenModel):
         self._b_first = getattr(self.model.config, "aligner_b_first", False)
 
     def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
-        """Return the probabilities of the units of a for each pair; NaN if b has no token."""
+        """Return the probabilities of the words of a for each pair; NaN if b has no token."""
 
         def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[TokenAlignment]:
             # float64 on the CPU: not every device has it.
-            logits = unit_logits(self.model, inputs, batch).float().cpu().double()
+            logits = word_logits(self.model, inputs, batch).float().cpu().double()
             values = logits.softmax(dim=-1)[:, self._aligned].numpy()
             parts = np.split(values, np.cumsum([len(pair.places) for pair in batch])[:-1])
             return [
@@ -192,7 +178,7 @@ class TokenAligner(FrozenModel):
                 for pair, own in zip(batch, parts, strict=True)
             ]
 
-        return _align(self, pairs, read, self.unit, self._b_first)
+        return _align(self, pairs, read, self._b_first)
 
 
 class RegressionAligner(FrozenModel):
@@ -232,21 +218,21 @@ class RegressionAligner(FrozenModel):
                 for pair, own in zip(batch, logits.numpy(), strict=True)
             ]
 
-        return _align(self, pairs, read, b_first=self._b_first)
+        return _align(self, pairs, read, self._b_first)
 
 
 def _align(
     aligner: FrozenModel,
     pairs: Sequence[Pair],
     read: Callable[[dict[str, Tensor], list[EncodedPair]], list[TokenAlignment]],
-    unit: Unit = "piece",
-    b_first: bool = False,
+    b_first: bool,
 ) -> list[TokenAlignment]:
     limit = aligner.max_tokens
 
     def answer(chosen: Sequence[Pair]) -> list[TokenAlignment]:
-        encoded = encode_pairs(aligner.tokenizer, chosen, limit, unit, b_first)
-        warn_truncated_pairs(encoded, limit)
+        encoded = encode_pairs(aligner.tokenizer, chosen, limit, b_first)
+        dropped = "the last tokens of b, or of a if it has as many,"
+        warn_truncated("pairs", [pair.length for pair in encoded], limit, dropped)
         texts, ids = [f"{a} {b}" for a, b in chosen], [pair.ids for pair in encoded]
         warn_unknown(aligner.tokenizer, texts, ids)
 

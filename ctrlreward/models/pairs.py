@@ -6,7 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.models.batching import Ids, pad_rows
 from ctrlreward.models.control_tokens import text_reader
-from ctrlreward.models.tokenization import warn_truncated
 
 Pair = tuple[str, str]
 Span = tuple[int, int]
@@ -22,13 +21,9 @@ Span = tuple[int, int]
 # Between two texts, for tokenizers that join a pair without a separator token.
 _BREAK = "\n\n"
 
-# Unit with a label and a value: a word between white space, or a token.
-Unit: TypeAlias = Literal["word", "piece"]
-UNITS: tuple[Unit, ...] = get_args(Unit)
-
 
 class EncodedPair(NamedTuple):
-    """Text pair (a, b) as the model reads it, and the numbers of dropped tokens of both."""
+    """Text pair (a, b) as the model reads it, with the tokens and the span of each word of a."""
 
     ids: Ids
     types: Ids
@@ -36,15 +31,11 @@ class EncodedPair(NamedTuple):
     spans: tuple[Span, ...]
     has_b: bool
     size: int  # of a, in characters
-    dropped: tuple[int, int] = (0, 0)
+    length: int  # in tokens, with those that are dropped
 
 
 def encode_pairs(
-    tokenizer: PreTrainedTokenizerBase,
-    pairs: Sequence[Pair],
-    limit: int,
-    unit: Unit = "piece",
-    b_first: bool = False,
+    tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], limit: int, b_first: bool = False
 ) -> list[EncodedPair]:
     """Encode pairs (a, b) by the tokenizer's rule for text pairs, or with two line breaks between.
 
@@ -58,35 +49,9 @@ def encode_pairs(
     before = "" if tokenizer.num_special_tokens_to_add(pair=True) else _BREAK
     seconds = tuple(before + text for text in seconds)
     batch = reader(list(firsts), list(seconds), return_offsets_mapping=True, verbose=False)
-    side = int(b_first)
-    encoded = [_pair(batch, row, a, unit, side, len(before)) for row, (a, _) in enumerate(pairs)]
-    between = len(reader(before).input_ids) if before else tokenizer.num_special_tokens_to_add(True)
-    for i, pair in enumerate(encoded):
-        if len(pair.ids) <= limit:
-            continue
-        tokens = sum(map(len, pair.places))
-        left = limit - between - tokens
-        first, second = _beginnings(batch[i], firsts[i], seconds[i], 2 * limit)
-        truncated = reader(
-            [first],
-            [second],
-            truncation=("only_second", "only_first")[side] if left > 0 else "longest_first",
-            max_length=limit,
-            return_offsets_mapping=True,
-        )
-        short = _pair(truncated, 0, pairs[i][0], unit, side, len(before))
-        dropped_a = tokens - sum(map(len, short.places))
-        dropped_b = len(pair.ids) - len(short.ids) - dropped_a
-        encoded[i] = short._replace(dropped=(dropped_a, dropped_b))
-    return encoded
-
-
-def warn_truncated_pairs(encoded: Sequence[EncodedPair], limit: int) -> None:
-    """Log one warning for all pairs with a truncated a, one for all with only b truncated."""
-    for in_a, dropped in ((True, "the last tokens of a"), (False, "the last tokens of b")):
-        cut = [p for p in encoded if any(p.dropped) and (p.dropped[0] > 0) is in_a]
-        lengths = [len(pair.ids) + sum(pair.dropped) for pair in cut]
-        warn_truncated("pairs", lengths, limit, dropped)
+    return [
+        _pair(batch, row, a, limit, int(b_first), len(before)) for row, (a, _) in enumerate(pairs)
+    ]
 
 
 def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> dict[str, Tensor]:
@@ -98,58 +63,61 @@ def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> d
     return inputs
 
 
-def _beginnings(encoding: Any, first: str, second: str, limit: int) -> tuple[str, str]:
-    """Return two texts truncated to `limit` tokens, the longer one with one more token.
+def _kept(sides: Sequence[int | None], limit: int, side: int) -> list[int]:
+    """Return the places of the tokens that fit; see `encode_pairs`. Special tokens are kept."""
+    counts = [sides.count(0), sides.count(1)]
+    room = limit - (len(sides) - sum(counts))
+    if sum(counts) > room:
+        own = counts[side]
+        shorter = int(counts[1] < counts[0])
+        least = min(counts[shorter], room // 2)
+        counts = [room - least, least] if shorter else [least, room - least]
+        if own < room:
+            counts[side], counts[1 - side] = own, room - own
+    kept = []
+    for place, of in enumerate(sides):
+        if of is not None:
+            counts[of] -= 1
+        if of is None or counts[of] >= 0:
+            kept.append(place)
+    return kept
 
-    A tokenizer that truncates keeps all parts that it cuts off: gigabytes for 100,000 words.
-    """
-    ends: tuple[list[int], list[int]] = ([], [])
-    for side, (_, end) in zip(encoding.sequence_ids, encoding.offsets, strict=True):
-        if side is not None:
-            ends[side].append(end)
-    cut = []
-    for text, own, other in ((first, *ends), (second, *ends[::-1])):
-        most = limit + (len(own) > len(other))
-        cut.append(text if len(own) <= most else text[: own[most - 1]])
-    return cut[0], cut[1]
 
-
-def _pair(batch: object, row: int, a: str, unit: Unit, side: int, before: int) -> EncodedPair:
-    encoding = batch[row]  # type: ignore[index]  # of a fast tokenizer
+def _pair(batch: Any, row: int, a: str, limit: int, side: int, before: int) -> EncodedPair:
+    encoding = batch[row]
     # Each of these properties builds a list of all tokens: they are read once.
-    sides, offsets = encoding.sequence_ids, encoding.offsets
-    # The second text begins with the separator.
-    shift = before if side else 0
-    tokens = [
-        i for i, of in enumerate(sides) if of == side and (side == 0 or offsets[i][1] > shift)
+    ids, sides, offsets = encoding.ids, encoding.sequence_ids, encoding.offsets
+    types = encoding.type_ids if "token_type_ids" in batch else []
+    kept = _kept(sides, limit, side)
+    # The second text begins with what separates the two.
+    texts = [
+        (k, sides[i], offsets[i][0] - before * sides[i])
+        for k, i in enumerate(kept)
+        if sides[i] == 0 or (sides[i] == 1 and offsets[i][1] > before)
     ]
-    spans = tuple((max(0, int(offsets[i][0]) - shift), int(offsets[i][1]) - shift) for i in tokens)
-    has_b = any(
-        of == 1 - side and (side or end > before)
-        for of, (_, end) in zip(sides, offsets, strict=True)
-    )
-    places: tuple[Ids, ...] = tuple((place,) for place in tokens)
-    if unit == "word":
-        places, spans = _words(a, tokens, spans)
-    has_types = "token_type_ids" in batch  # type: ignore[operator]
+    places, spans = _words(a, [(k, start) for k, of, start in texts if of == side])
     return EncodedPair(
-        tuple(encoding.ids),
-        tuple(encoding.type_ids) if has_types else (),
+        tuple(ids[i] for i in kept),
+        tuple(types[i] for i in kept if types),
         places,
         spans,
-        has_b,
-        len(a),
+        has_b=any(of != side for _, of, _ in texts),
+        size=len(a),
+        length=len(ids),
     )
 
 
 def _words(
-    text: str, tokens: Sequence[int], spans: Sequence[Span]
+    text: str, tokens: Sequence[tuple[int, int]]
 ) -> tuple[tuple[Ids, ...], tuple[Span, ...]]:
-    """Return the tokens of each word between white space, and its span; none for a dropped word."""
+    """Return the places of the tokens of each word between white space, and the word's span.
+
+    Tokens are a place and where they start in the text. A word without a token has neither.
+    """
     words = [match.span() for match in re.finditer(r"\S+", text)]
     ends = [end for _, end in words]
     grouped: dict[int, list[int]] = {}
-    for token, (start, _) in zip(tokens, spans if words else (), strict=bool(words)):
+    for place, start in tokens if words else ():
         # White space at the start of a token belongs to the word after it.
-        grouped.setdefault(min(bisect_right(ends, start), len(words) - 1), []).append(token)
+        grouped.setdefault(min(bisect_right(ends, start), len(words) - 1), []).append(place)
     return tuple(map(tuple, grouped.values())), tuple(words[i] for i in grouped)

@@ -31,7 +31,7 @@ from transformers import (
 
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.alignment import content_tokens
-from ctrlreward.models.aligner import ALIGNED, unit_logits
+from ctrlreward.models.aligner import ALIGNED, word_logits
 from ctrlreward.models.encoder import drop_layers
 from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.pairs import EncodedPair, Span, encode_pairs, pad_pairs
@@ -104,7 +104,7 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
         masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
         decodes = not masked or getattr(config, "is_decoder", False)
         self.b_first = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and decodes
-        config.update({"aligner_unit": "word", "aligner_b_first": self.b_first})
+        config.update({"aligner_b_first": self.b_first})
         if self.layers is not None:
             drop_layers(self.model, self.layers, self.encoder)
         if self.frozen_layers:
@@ -150,7 +150,7 @@ class AlignerTrainer(ModelTrainer[AlignmentData]):
     def batch_loss(self, batch: list[AlignmentPair]) -> Tensor:
         """Return the mean loss of pairs."""
         pairs = [(pair.a, pair.b) for pair in batch]
-        encoded = encode_pairs(self.tokenizer, pairs, self.limit, "word", b_first=self.b_first)
+        encoded = encode_pairs(self.tokenizer, pairs, self.limit, self.b_first)
         inputs = pad_pairs(encoded, self.tokenizer.pad_token_id or 0, self.device)
         return self.loss(encoded, batch, inputs)
 
@@ -179,7 +179,7 @@ class TokenAlignerTrainer(AlignerTrainer):
     def loss(
         self, encoded: list[EncodedPair], batch: list[AlignmentPair], inputs: dict[str, Tensor]
     ) -> Tensor:
-        logits = unit_logits(self.model, inputs, encoded)
+        logits = word_logits(self.model, inputs, encoded)
         rows = map(alignment_labels, encoded, batch)
         labels = torch.tensor([label for row in rows for label in row], device=logits.device)
         logits, labels = logits[labels != NO_LABEL], labels[labels != NO_LABEL].long()
@@ -258,17 +258,17 @@ class RatedAgreement(pl.Callback):
 
 
 def alignment_labels(encoded: EncodedPair, pair: AlignmentPair) -> list[int]:
-    """Return one label per unit of a: 1 if b supports it, 0 if it overlaps a hallucinated span.
+    """Return one label per word of a: 1 if b supports it, 0 if it overlaps a hallucinated span.
 
     `NO_LABEL` if it does not overlap a hallucinated span, but a span without a label.
     """
 
-    def overlaps(unit: Span, spans: Sequence[Span]) -> bool:
-        return any(unit[0] < last and first < unit[1] for first, last in spans)
+    def overlaps(word: Span, spans: Sequence[Span]) -> bool:
+        return any(word[0] < last and first < word[1] for first, last in spans)
 
     return [
-        0 if overlaps(unit, pair.hallucinated) else NO_LABEL if overlaps(unit, pair.unknown) else 1
-        for unit in encoded.spans
+        0 if overlaps(word, pair.hallucinated) else NO_LABEL if overlaps(word, pair.unknown) else 1
+        for word in encoded.spans
     ]
 
 

@@ -50,7 +50,7 @@ def convert(checkpoint: str, encoder: str, folder: str) -> None:
     if "_classifier.weight" in weights:
         labels = {0: ALIGNED, 1: "hallucinated"}
         ids = {label: i for i, label in labels.items()}
-        config.update({"id2label": labels, "label2id": ids, "aligner_unit": "word"})
+        config.update({"id2label": labels, "label2id": ids})
         model = AutoModelForTokenClassification.from_config(config)
         body, head = r"^_(roberta|model)\.", r"^_classifier\."
         backend = tokenizer.backend_tokenizer

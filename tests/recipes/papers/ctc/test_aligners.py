@@ -164,7 +164,7 @@ def test_labels_of_words(encoder: str, hallucinated: Any, unknown: Any, labels: 
     """Words without a label count in no loss."""
     pair = AlignmentPair(0, "the soup was cold .", "the soup was small .", hallucinated, unknown)
     tokenizer = AutoTokenizer.from_pretrained(encoder)
-    (encoded,) = encode_pairs(tokenizer, [(pair.a, pair.b)], 64, "word")
+    (encoded,) = encode_pairs(tokenizer, [(pair.a, pair.b)], 64)
     assert alignment_labels(encoded, pair) == labels
     torch.manual_seed(0)
     trainer = RegressionAlignerTrainer(encoder)
