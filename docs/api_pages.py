@@ -177,14 +177,16 @@ def _costs(name: str) -> list[tuple[str, ...]]:
 
 def _scorer(name: str) -> Any:
     """Return a scorer with default arguments, which loads no model; None for other names."""
-    from ctrlreward.scorers import Judge, RemoteRewardModel, Rubric, Scorer
+    from ctrlreward.scorers import Judge, RemoteRewardModel, RewardModel, Rubric, Scorer
 
     kind = public_names("ctrlreward.scorers")[name]
     if not inspect.isclass(kind) or not issubclass(kind, Scorer) or inspect.isabstract(kind):
         return None
     if kind is Judge:
         return Judge("smollm2-135m", Rubric("{text}", [1, 2, 3, 4, 5]))
-    if name in ("RewardModel", "RemoteRewardModel"):  # whose score is known without a model
+    if kind is RewardModel:
+        return RewardModel("runs/reward_model")
+    if kind is RemoteRewardModel:
         return RemoteRewardModel("http://127.0.0.1:8000")
     if name == "FunctionScorer":
         return None

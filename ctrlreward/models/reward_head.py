@@ -1,4 +1,4 @@
-"""Reward models: sequence classifiers whose outputs are ratings of a text."""
+"""Reward models: sequence classifiers whose only output is the reward of a text."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.loading import freeze, load_config, load_tokenizer, load_weights
 from ctrlreward.models.rendering import Answer, Side, encode
 
-Ratings = npt.NDArray[np.float64]
+Rewards = npt.NDArray[np.float64]
 
-REWARD = "reward"
 _CLASS = "AutoModelForSequenceClassification"
 
 _CONFIG = "adapter_config.json"  # of peft's `save_pretrained`
 
 
 class RewardHead(FrozenModel):
-    """Frozen sequence classifier with one output, or with several ratings, named by `outputs`.
+    """Frozen sequence classifier with one output.
 
     Takes the arguments of `FrozenModel`; `model` may also be a folder of an adapter of peft, which
     is merged into the base model that it names.
@@ -42,9 +41,9 @@ class RewardHead(FrozenModel):
     auto_class = AutoModelForSequenceClassification
 
     def _load(self, model: str, device: str, dtype: str | None) -> PreTrainedModel:
-        self.outputs = output_names(model)
         self.base = base_of(model)
         if self.base is None:
+            _check_head(model)
             return super()._load(model, device, dtype)
         return load_adapted(model, self.base, device, dtype)
 
@@ -61,48 +60,36 @@ class RewardHead(FrozenModel):
             self.declared_padding = self.tokenizer.pad_token_id
             self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
 
-    def ratings(
+    def rewards(
         self,
         answers: Sequence[Answer],
         template: str | None = None,
         side: Side | None = None,
-    ) -> Ratings:
-        """Return the outputs for each answer, float64 of shape (answers, outputs).
+    ) -> Rewards:
+        """Return the reward of each answer, float64 of shape (answers,).
 
         See `rendering.encode` for template and side. NaN for a text without a token that the model
         knows, which `name` names in a warning.
         """
         rows = encode(self.tokenizer, answers, template, side, self.max_tokens, self.name)
 
-        def read(output: Any, mask: Tensor) -> list[Ratings]:
+        def read(output: Any, mask: Tensor) -> list[Rewards]:
             return list(output.logits.cpu().double().numpy())
 
         plain = [answer.completion for answer in answers]
-        values = self.read_texts(plain, read, rows)
-        return np.array(values, dtype=np.float64).reshape(-1, len(self.outputs))
+        return np.array(self.read_texts(plain, read, rows), dtype=np.float64).reshape(-1)
 
 
-def output_names(model: str) -> tuple[str, ...]:
-    """Return the names of a reward model's outputs, from its config; `reward` if it has one."""
-    if base_of(model) is not None:
-        return (REWARD,)
+def _check_head(model: str) -> None:
+    """Raise unless a model has one output, by a head of transformers."""
     config: Any = load_config(model)
     if _CLASS in (getattr(config, "auto_map", None) or {}):
         raise ValueError(f"model = {model!r} has a head of its repository's code, never run here")
-    count = config.num_labels
-    if count == 1:
-        return (REWARD,)
-    if getattr(config, "problem_type", None) != "regression":
-        kind = next(iter(config.architectures or ()), config.model_type)
+    if config.num_labels != 1:
         raise ValueError(
-            f"model = {model!r} must be a reward model with one output, or with problem_type "
-            f"'regression' in its config.json, got a {kind} with {count} labels. Use Accuracy for "
-            "a classifier."
+            f"model = {model!r} must be a reward model with one output, got {config.num_labels}. "
+            "Use Accuracy for a classifier."
         )
-    names = tuple(str(config.id2label[i]) for i in range(count))
-    if len({*names}) < count:
-        raise ValueError(f"model = {model!r} must have distinct names in id2label, got {names}")
-    return names
 
 
 def base_of(model: str) -> str | None:

@@ -15,11 +15,10 @@ from ctrlreward.arguments import not_negative, positive
 from ctrlreward.models.chats import prompt_text
 from ctrlreward.models.loading import load_tokenizer
 from ctrlreward.models.rendering import PLAIN, Answer, check_template, encode, needs_prompts
-from ctrlreward.models.reward_head import REWARD
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.base import Scored, Scorer, ScoreSpec, scatter
 from ctrlreward.scorers.model_servers import check_address, connected, in_parallel
-from ctrlreward.scorers.reward_model import UNBOUNDED, answers_of
+from ctrlreward.scorers.reward_model import REWARD, UNBOUNDED, answers_of
 
 
 class RemoteRewardModel(Scorer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 from typing import Unpack, get_args
 
 import numpy as np
@@ -11,12 +10,13 @@ import numpy as np
 from ctrlreward.arguments import one_of
 from ctrlreward.failures import Failures
 from ctrlreward.models.rendering import Answer, Side, check_template, needs_prompts
-from ctrlreward.models.reward_head import RewardHead, output_names
+from ctrlreward.models.reward_head import RewardHead
 from ctrlreward.models.sharing import shared_model
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scored, ScoreSpec, scatter
-from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 
+REWARD = "reward"
 UNBOUNDED = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
 
 
@@ -25,8 +25,6 @@ class RewardModel(ModelScorer[RewardHead]):
 
     - `reward`: the model's only output, unbounded; higher is better. It has no unit: add up two
       reward models by `fit_scales`.
-    - A model with several outputs and `problem_type="regression"` has a score for each, named by
-      `id2label`; a `Reward` adds them up.
 
     The completion is the text after its prefix if the prompt ends with the prefix, else the text.
 
@@ -50,7 +48,6 @@ class RewardModel(ModelScorer[RewardHead]):
         truncation_side: Side | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
-        check_loaded(model, "outputs", "ratings")
         super().__init__(model, **options)
         if template is not None:
             check_template(template)
@@ -59,14 +56,7 @@ class RewardModel(ModelScorer[RewardHead]):
         if truncation_side is not None:
             one_of("truncation_side", truncation_side, get_args(Side))
 
-    @cached_property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the model's outputs, read without the weights."""
-        return output_names(self.model) if isinstance(self.model, str) else self.model.outputs
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        return dict.fromkeys(self.outputs, UNBOUNDED)
+    specs: Mapping[str, ScoreSpec] = {REWARD: UNBOUNDED}
 
     def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
         return ("prompts",) if needs_prompts(self.template) else ()
@@ -77,13 +67,11 @@ class RewardModel(ModelScorer[RewardHead]):
     def score_samples(self, samples: Samples) -> Scored:
         answers, failures = answers_of(samples)
         with self.locked_model() as model:
-            ratings = model.ratings([*answers.values()], self.template, self.truncation_side)
-        for row, rating in zip(answers, ratings, strict=True):
-            if np.isnan(rating).any():
+            rewards = model.rewards([*answers.values()], self.template, self.truncation_side)
+        for row, reward in zip(answers, rewards, strict=True):
+            if np.isnan(reward):
                 failures.add(row, "the text has no token that the model knows")
-        columns = zip(self.outputs, ratings.T, strict=True)
-        scores = {name: scatter(column, [*answers], len(samples)) for name, column in columns}
-        return Scored(scores, failures)
+        return Scored({REWARD: scatter(rewards, [*answers], len(samples))}, failures)
 
 
 def answers_of(samples: Samples) -> tuple[dict[int, Answer], Failures]:

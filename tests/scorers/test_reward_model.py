@@ -101,12 +101,10 @@ def adapter(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def ratings(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a BERT with two outputs that are ratings."""
-    options = {"problem_type": "regression", "initializer_range": 0.4}
-    folder = tmp_path_factory.mktemp("ratings")
-    labels = {0: "helpful", 1: "correct"}
-    return save_bert(folder, BertForSequenceClassification, id2label=labels, **options)
+def without_chats(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a BERT with one output."""
+    folder = tmp_path_factory.mktemp("bert")
+    return save_bert(folder, BertForSequenceClassification, num_labels=1)
 
 
 def of_length(texts: list[str]) -> list[int]:
@@ -281,18 +279,6 @@ def test_a_text_that_the_template_refuses_or_changes_is_nan_and_the_others_have_
     np.testing.assert_allclose(scores["r"][[0]], scorer.score(samples[:1])["reward"], atol=1e-6)
 
 
-def test_several_ratings_have_names(ratings: str) -> None:
-    texts = ["The soup was good.", "It was cold.", ""]
-    scores = RewardModel(ratings).score(texts)
-    assert list(scores) == ["helpful", "correct"]
-    model, tokenizer = load("", ratings), AutoTokenizer.from_pretrained(ratings)
-    with torch.no_grad():
-        expected = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts[:2]]
-    for column, values in enumerate(scores.values()):
-        np.testing.assert_allclose(values[:2], [float(row[column]) for row in expected], atol=1e-5)
-        assert np.isnan(values[2])
-
-
 def test_models_of_other_kinds_are_refused(
     chat_model: str, base: str, adapter: str, tmp_path: Path
 ) -> None:
@@ -312,11 +298,11 @@ def test_models_of_other_kinds_are_refused(
         Accuracy(chat_model).load()
 
 
-def test_a_template_has_known_parts_and_a_chat_prompts(chat_model: str, ratings: str) -> None:
+def test_a_template_has_known_parts_and_a_chat_prompts(chat_model: str, without_chats: str) -> None:
     for wrong in ("chatt", "{completion} {promt}", "{completion"):
         with pytest.raises(ValueError, match="template"):
             RewardModel("a", wrong)
     with pytest.raises(ValueError, match="prompts"):
         RewardModel(chat_model, template="chat").score(ANSWERS)
     with pytest.raises(ValueError, match="template"):
-        RewardModel(ratings, "chat").score(ANSWERS, prompts=PROMPTS)
+        RewardModel(without_chats, "chat").score(ANSWERS, prompts=PROMPTS)
