@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from ctrlreward.functional.alignment import best_cosines
-from ctrlreward.models.batching import in_windows, run_batched, windows
+from ctrlreward.models.batching import in_windows, run_batched
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.frozen import FrozenModel
@@ -56,26 +56,23 @@ class EmbeddingAligner:
         self.encoder = encoder
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> list[TokenAlignment]:
-        """Return the cosines of each pair (a, b); each text is encoded once, long ones truncated.
+        """Return the cosines of each pair (a, b); NaN if b does not have a token.
 
-        A text is freed after its last pair (`group_shared_texts`). NaN values if b does not have a
-        token.
+        Texts are encoded in windows, once in each: pairs that share one should be adjacent
+        (`group_shared_texts`). Long ones are truncated.
         """
-        last_pair = {text: i for i, pair in enumerate(pairs) for text in pair}
-        distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
-        remaining = windows(list(map(len, distinct)), self.encoder.batch_tokens)
-        tokens: dict[str, tuple[Spans, npt.NDArray[np.float32]]] = {}
-        alignments = []
-        for i, pair in enumerate(pairs):
-            while not tokens.keys() >= {*pair}:
-                texts = [distinct[j] for j in next(remaining)]
-                tokens.update(zip(texts, self._tokens(texts), strict=True))
-            (spans, vectors), (_, others) = (tokens[text] for text in pair)
-            alignments.append(TokenAlignment(spans, best_cosines(vectors, others)))
-            for text in {*pair}:
-                if last_pair[text] == i:
-                    del tokens[text]
-        return alignments
+        sizes, seen = [], set[str]()
+        for pair in pairs:
+            sizes.append(sum(map(len, {*pair} - seen)))
+            seen.update(pair)
+        return in_windows(pairs, sizes, self._align, self.encoder.batch_tokens)
+
+    def _align(self, pairs: Sequence[tuple[str, str]]) -> list[TokenAlignment]:
+        texts = [*dict.fromkeys(chain.from_iterable(pairs))]
+        tokens = dict(zip(texts, self._tokens(texts), strict=True))
+        return [
+            TokenAlignment(tokens[a][0], best_cosines(tokens[a][1], tokens[b][1])) for a, b in pairs
+        ]
 
     @cached_property
     def chance(self) -> float:
