@@ -14,7 +14,7 @@ from ctrlreward.models.sharing import shared_model
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.ctrleval import CTRLEval
-from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 
 
 class Accuracy(ModelScorer[LabelProbabilities]):
@@ -44,7 +44,6 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     ) -> None:
         if model is None:
             model = CTRLEval(aspects="attribute_relevance", **options)
-        check_loaded(model, "labels", "probabilities")
         super().__init__(model, **options)
         self.target = target
         self.attribute = attribute
@@ -54,24 +53,19 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:
         return ("labels",) if self.target is None else ()
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Labels of the classifier, in the order of its outputs."""
-        return self.loaded_model.labels
-
     @cached_property
-    def configured_labels(self) -> tuple[str, ...]:
-        """The same labels, read without the weights."""
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the classifier, in the order of its outputs, read without the weights."""
         return classifier_labels(self.model) if isinstance(self.model, str) else self.model.labels
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        self._targets(samples, self.configured_labels)
+        self._targets(samples)
 
     def build_model(self, name: str) -> LabelProbabilities:
         return shared_model(Classifier, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        targets = np.array(self._targets(samples, self.labels), int)
+        targets = np.array(self._targets(samples), int)
         with self.locked_model() as classifier:
             probabilities = np.asarray(classifier.probabilities(samples.texts))
             multi_label = getattr(classifier, "multi_label", False)
@@ -86,7 +80,8 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         correct = np.where(np.isnan(chances), np.nan, chances > 0.5 if multi_label else predicted)
         return {"accuracy": correct, "label_probability": chances}
 
-    def _targets(self, samples: Samples, labels: tuple[str, ...]) -> list[int]:
+    def _targets(self, samples: Samples) -> list[int]:
         if self.target is None:
-            return samples.label_indices(labels, "Accuracy", self.attribute)
-        return [labels.index(one_of("target", self.target, labels))] * len(samples)
+            return samples.label_indices(self.labels, "Accuracy", self.attribute)
+        target = one_of("target", self.target, self.labels)
+        return [self.labels.index(target)] * len(samples)

@@ -115,7 +115,7 @@ class AttributeClassifier(CompositeScorer):
     def _combination(self, targets: Targets) -> int:
         number = 0
         for attribute, classifier in self.classifiers.items():
-            known = classifier.configured_labels
+            known = classifier.labels
             named = known.index(targets[attribute]) + 1 if attribute in targets else 0
             number = number * (len(known) + 1) + named
         return number
@@ -135,7 +135,7 @@ class AttributeClassifier(CompositeScorer):
                 if attribute not in self.classifiers:
                     known = ", ".join(self.classifiers)
                     raise ItemError("labels", i, f"{item}: {attribute!r} must be one of {known}")
-                labels = self.classifiers[attribute].configured_labels
+                labels = self.classifiers[attribute].labels
                 if target not in labels:
                     must = f"must be one of {', '.join(labels)}, or in label_map"
                     raise ItemError("labels", i, f"{item}: {shortened(target, 80)} {must}")
