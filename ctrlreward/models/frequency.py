@@ -41,10 +41,7 @@ class InverseFrequency:
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> InverseFrequency:
         """Read a file of one weight a line, such as the published table."""
-        try:
-            return cls(np.loadtxt(path, comments=None, ndmin=1))
-        except ValueError as error:
-            raise ValueError(f"iwf must have one number per line, got {path}: {error}") from error
+        return cls(np.loadtxt(path, comments=None, ndmin=1))
 
     @classmethod
     def from_wordfreq(
