@@ -15,7 +15,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # Each command is a module with `run(arguments)`, which is imported only when it is used.
 COMMANDS = {
     "train": ("jobs.train", "run a training job from a YAML file"),
-    "recipes": ("jobs.recipes", "list and copy the training recipes"),
+    "recipes": ("jobs.recipes", "list, print and copy the training recipes"),
     "score": ("corpus.score", "score the texts of a JSONL, CSV or Parquet file"),
     "serve": ("serving.serve", "serve a reward to trainers over HTTP"),
     "rescore": ("runs.rescoring_job", "score a run's stored texts with another reward"),
@@ -51,6 +51,8 @@ USAGE = "\n".join(
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; dashes in the names of its options count as underscores."""
     command, *options = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if command == "help" and options:
+        command, options = options[0], ["--help"]
     name = command.replace("_", "-")
     underscored = lambda option: "--" + option[0][2:].replace("-", "_")  # noqa: E731
     try:

@@ -40,6 +40,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         mappings = [value for value in nested(content) if isinstance(value, dict)]
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply, or contains itself by an alias") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict):
@@ -68,6 +70,8 @@ def read_job(path: str | Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     file = path.parent / str(base)
     if path.resolve() in above:
         raise ValueError(f"{path} extends itself")
+    if not file.is_file():
+        raise ValueError(f"{path} extends {file}, which does not exist")
     return _merged(read_job(file, (*above, path.resolve())), content)
 
 

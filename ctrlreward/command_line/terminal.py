@@ -10,11 +10,15 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.segment import Segment
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from ctrlreward.scorers.base import ScoreSpec
+
 
 ARROWS: dict[str | None, str] = {"max": " ↑", "min": " ↓", None: ""}
 """Sign of a better direction, after the name of a score."""
@@ -91,3 +95,8 @@ def number_table(names: Sequence[str], numbers: Sequence[str], **options: Any) -
     for number in numbers:
         table.add_column(number, justify="right", overflow="fold")
     return table
+
+
+def direction_arrow(spec: ScoreSpec) -> str:
+    """Return ↑ for a score where higher is better, else ↓."""
+    return "↑" if spec.higher_is_better else "↓"

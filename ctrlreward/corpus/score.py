@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from ctrlreward.command_line.parser import (
     import_scorers,
 )
 from ctrlreward.command_line.terminal import (
-    ARROWS,
+    direction_arrow,
     number_table,
     plain_console,
     user_errors,
@@ -176,6 +177,11 @@ def score_file(
     write_whole(target, content)
     path.unlink(missing_ok=True)
     _print_summary(components, scored, scores, np.array(systems))
+    two = [*dict.fromkeys(systems)]
+    if by and len(two) > 1:
+        command = ["ctrlreward", "compare", str(output), "--by", by]
+        command += ["--systems", *two[:2]] if len(two) > 2 else []
+        print(f"Which is better: {shlex.join(command)}")
 
 
 def _seal(log: JsonLog, content: bytes) -> str:
@@ -227,7 +233,7 @@ def _print_summary(
     lines = []
     for name, component in components.items():
         own = {n: c.name for n, c in scored.items() if c.scorer is component.scorer}
-        label = name + ARROWS[component.spec.mode]
+        label = f"{name} {direction_arrow(component.spec)}"
         for system in dict.fromkeys(systems.tolist()):
             values = scores[name][systems == system]
             read = {column: scores[n][systems == system] for n, column in own.items()}

@@ -1,4 +1,4 @@
-"""Command `ctrlreward recipes`: the YAML files of training jobs, listed and copied."""
+"""Command `ctrlreward recipes`: the YAML files of training jobs, listed, printed and copied."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from ctrlreward.command_line.config_files import read_config, read_job
 from ctrlreward.command_line.terminal import plain_parser, user_errors
 from ctrlreward.files import write_whole
 
-_DESCRIPTION = """The training recipes that ship with the package: what there is, and a copy to
-change. 'ctrlreward train FILE' trains a recipe."""
+_DESCRIPTION = """The training recipes that ship with the package: what there is, what a recipe has,
+and a copy to change. 'ctrlreward train FILE' trains a recipe."""
 
 _EXAMPLES = (
     "ctrlreward recipes ls",
+    "ctrlreward recipes show topic_smollm2",
     "ctrlreward recipes copy sentiment_smollm2 my_recipes",
 )
 
@@ -27,18 +28,23 @@ EXAMPLE = _FOLDER / "controlled_generation" / "sentiment_smollm2.yaml"
 
 
 def run(arguments: list[str]) -> None:
-    """List recipes, or copy one."""
+    """List recipes, print one, or copy it."""
     parser = plain_parser("ctrlreward recipes", _DESCRIPTION, _EXAMPLES)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="{ls,copy}")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="{ls,show,copy}")
     purpose = "print each recipe with its task"
     actions.add_parser("ls", help=purpose, description=purpose)
+    purpose = "print a recipe, and what it extends, as one file"
+    show = actions.add_parser("show", help=purpose, description=purpose)
     purpose = "copy a recipe, and what it extends, as one file"
     copy = actions.add_parser("copy", help=purpose, description=purpose)
-    copy.add_argument("name", metavar="NAME", help="recipe, such as topic_smollm2")
+    for action in (show, copy):
+        action.add_argument("name", metavar="NAME", help="recipe, such as topic_smollm2")
     copy.add_argument("folder", metavar="FOLDER", type=Path, help="where the copy goes")
     given = parser.parse_args(arguments)
     with user_errors():
-        if given.action == "copy":
+        if given.action == "show":
+            print(recipe_text(given.name), end="")
+        elif given.action == "copy":
             copy_recipe(given.name, given.folder)
         else:
             list_recipes()

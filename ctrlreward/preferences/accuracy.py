@@ -11,7 +11,7 @@ import numpy as np
 
 from ctrlreward.arguments import kind_of
 from ctrlreward.command_line.reward_file import load_reward
-from ctrlreward.command_line.terminal import ARROWS, number_table, plain_console
+from ctrlreward.command_line.terminal import direction_arrow, number_table, plain_console
 from ctrlreward.files import check_writable, json_text, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.preferences import PairAccuracy, pair_accuracy
@@ -101,7 +101,7 @@ def _print(
     table = number_table(["score"], headings, title=title, title_justify="left")
     for name, subsets in figures.items():
         for subset, found in subsets.items():
-            label = name + ARROWS[specs[name].mode] if subset == ALL else f"  {subset}"
+            label = f"{name} {direction_arrow(specs[name])}" if subset == ALL else f"  {subset}"
             value, low, high, ties = (f"{each:.3f}" for each in (*found.higher, found.ties))
             table.add_row(
                 label, str(found.pairs), value, f"{low} to {high}", ties, str(found.failed)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.command_line.terminal import ARROWS, printable
+from ctrlreward.command_line.terminal import direction_arrow, printable
 from ctrlreward.ratings.correlations import STATISTICS, rating_correlations
 from ctrlreward.ratings.rated_files import Rated
 from ctrlreward.scorers.base import Scores, ScoreSpec
@@ -33,7 +33,7 @@ def report_correlations(
     for level, systems in levels.items():
         lines = []
         for score, values in scores.items():
-            arrow = ARROWS[specs[score].mode if score in specs else None]
+            arrow = f" {direction_arrow(specs[score])}" if score in specs else ""
             for rating, ratings in rated.ratings.items():
                 found = rating_correlations(
                     values, ratings, rated.clusters, systems, resamples, seed

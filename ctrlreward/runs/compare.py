@@ -99,6 +99,8 @@ def run(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     options.metrics = options.metrics or ["*"]
     with user_errors():
+        if options.output and not options.output.endswith(".json"):
+            raise ValueError(f"--output must be a .json file, got {options.output}")
         if options.reproduction:
             return _reproduction(options)
         systems, modes, pairing = read_systems(options)
@@ -202,13 +204,15 @@ def _by_column(
     """Return the rows of two systems, and their places, by the column of their names."""
     if by is None:
         raise ValueError(
-            f"{path} is one file: name the column of the systems with --by, or a second file"
+            f"{path} is one file: name the column of the systems with --by COLUMN (of "
+            f"{', '.join(rows[0])}), or a second file"
         )
     groups = groups_of(rows, places, by)
     chosen = {name: groups[name] for name in names or groups if name in groups}
     if len(chosen) != 2:
-        known = ", ".join([*groups][:9])
-        raise ValueError(f"{by} must name two systems, has {known}: use --systems A B")
+        known = ", ".join(map(repr, [*groups][:5])) + (", …" if len(groups) > 5 else "")
+        advice = "name two with --systems A B" if len(groups) > 2 else "two are needed"
+        raise ValueError(f"{by} names {counted(len(groups), 'system')}, {known}: {advice}")
     return chosen
 
 
@@ -279,12 +283,14 @@ def _shared_scores(systems: Systems, patterns: Sequence[str]) -> list[str]:
         if items.keys() & second.get(score, {}).keys()
         and any(fnmatchcase(score, pattern) for pattern in patterns)
     ]
-    unmatched = [p for p in patterns if not any(fnmatchcase(score, p) for score in shared)]
-    if unmatched:
-        known = ", ".join(dict.fromkeys([*first, *second])) or "no columns of numbers"
+    wrong = [p for p in patterns if p != "*" and not any(fnmatchcase(s, p) for s in shared)]
+    if not shared or wrong:
+        known = ", ".join(dict.fromkeys([*first, *second]))
+        wanted = f" {' or '.join(wrong)}" if wrong else ""
+        have = f"only {known}" if known else "no columns of numbers"
         raise ValueError(
-            f"the systems share no score {' or '.join(unmatched)} of the same items, they have "
-            f"{known}. 'ctrlreward score IN OUT --scorers NAME' adds scores to a file of texts."
+            f"the systems share no score{wanted} of the same items, they have {have}. 'ctrlreward "
+            "score IN OUT --scorers NAME' adds scores to a file of texts."
         )
     return shared
 
@@ -320,34 +326,46 @@ def compared(score: str, systems: Systems, mode: Mode | None) -> Comparison:
 
 def sentence(comparison: Comparison) -> str:
     """Return what the comparison of two systems shows, in words."""
-    score, mode, items, _, rates, fails, means, difference, low, high, p_value, shown = comparison
-    (first, second), better = means, None
-    if math.isnan(p_value):
-        words = f"{first} and {second} have one value each in {score}, for all items: no test"
-    elif p_value > LEVEL or not math.isfinite(low):
-        words = f"{first} and {second} can't be told apart in {score} with {counted(items, 'item')}"
-        if items < LEAST:
-            words += f", at least {LEAST} are needed"
-        elif shown:
-            words += f", which show {_number(shown)} or more; about {4 * items} would show half of"
-            words += f" it (p = {p_value:.2g})"
-    else:
-        better, worse = (second, first) if (difference < 0) != (mode == "min") else (first, second)
-        amount, lower, upper = map(_number, [difference, low, high])
-        if difference < 0:
-            amount, lower, upper = map(_number, [-difference, -high, -low])
-        word = "better" if mode else "higher"
-        words = f"{better} is {word} than {worse} in {score} by {amount} ({lower} to {upper})"
-        words += f", p = {p_value:.2g}"
+    better, words = _verdict(comparison)
+    rates, p_value = comparison.fail_rates, comparison.fail_p_value
     more, less = sorted(rates, key=lambda name: -rates[name])
-    if rates[more]:
-        words += (
-            f"; {more} failed on {100 * rates[more]:.0f} %, {less} on {100 * rates[less]:.0f} %"
+    if not rates[more]:
+        return words
+    failed = f"{more} failed on {100 * rates[more]:.0f} %, {less} on {100 * rates[less]:.0f} %"
+    if p_value > LEVEL:
+        return f"{words}; {failed}"
+    no_winner = ", so neither is better" if better == more else ""
+    return f"{words}; but {failed} (p = {p_value:.2g}){no_winner}"
+
+
+def _verdict(comparison: Comparison) -> tuple[str | None, str]:
+    """Return the better system by the items that both have, None if not shown, and the words."""
+    score, mode, items, _, _, _, means, difference, low, high, p_value, detectable = comparison
+    first, second = means
+    of = f" in {score}"
+    if math.isnan(p_value):
+        return None, f"{first} and {second} have one value each{of}, for all items: no test"
+    if p_value > LEVEL or not math.isfinite(low):
+        apart = f"{first} and {second} can't be told apart{of} with"
+        if items < LEAST:
+            return None, f"{apart} {counted(items, 'item')}, at least {LEAST} are needed"
+        if not detectable:
+            return None, f"{apart} {items} items"
+        return None, (
+            f"{apart} {items} items, which show {_number(detectable)} or more; about {4 * items} "
+            f"would show half of it (p = {p_value:.2g})"
         )
-        words += f" (p = {fails:.2g})" if fails <= LEVEL else ""
-        words += ", so neither is better" if fails <= LEVEL and better == more else ""
-    return words
+    better, worse = (second, first) if (difference < 0) != (mode == "min") else (first, second)
+    ends = [difference, low, high] if difference > 0 else [-difference, -high, -low]
+    value, lower, upper = (_number(end, ends[0]) for end in ends)
+    word = "better" if mode else "higher"
+    both = " where both have a score" if comparison.failed else ""
+    amount = f"{value} ({lower} to {upper}){both}"
+    return better, f"{better} is {word} than {worse}{of} by {amount}, p = {p_value:.2g}"
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "–"
+def _number(value: float, like: float | None = None) -> str:
+    """Return a number with three digits, or as many decimals as another one."""
+    size = abs(value if like is None else like)
+    decimals = 2 - math.floor(math.log10(size)) if size else 2
+    return f"{value:z.{min(max(decimals, 0), 6)}f}" if math.isfinite(value) else "–"

@@ -110,9 +110,11 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
             scorer: {step: read_own_texts(file) for step, file in sorted(by_step.items())}
             for scorer, by_step in files.items()
         }
+    if checkpoints is not None and not checkpoints.is_dir():
+        raise ValueError(f"{checkpoints} is not a folder, must be the folder of the checkpoints")
     others = [each for part in parts for each in checkpoint_folders(part) if each.is_dir()]
     saved = find_checkpoints([checkpoints] if checkpoints else [*parts, *others], [*parts])
-    steps, notes = _steps(log, sets)
+    steps, notes = _steps(log, sets, saved)
     summaries = [each / "summary.json" for each in parts]
     reports = [as_mapping(read_json(file)) for file in summaries if file.is_file()]
     decisions = [noted(each) for each in parts]
@@ -141,12 +143,20 @@ def _log_of(path: Path, ours: bool, theirs: Mapping[str, Mapping[int, StoredText
 
 
 def _steps(
-    log: Log, sets: Mapping[str, Mapping[int, StoredTexts]]
+    log: Log,
+    sets: Mapping[str, Mapping[int, StoredTexts]],
+    saved: Mapping[int, Sequence[Path]],
 ) -> tuple[list[StoredStep], dict[str, str]]:
     """Return the steps, and a note for each name whose texts are not compared by prompt."""
+    # Without a callback of this package, a `HistoryLogger` has step 99 for the checkpoint of step
+    # 100, as Lightning counts.
+    written = {step for step, paths in saved.items() if any(p.suffix == ".ckpt" for p in paths)}
+    logged = {step for step, _ in log.rows}
+    late = written if log.source == "HistoryLogger" and not sets else set()
+    earlier = not late <= logged and {step - 1 for step in late} <= logged
     metrics: dict[int, dict[str, float]] = {}
     for step, values in log.rows:
-        metrics.setdefault(step, {}).update(values)
+        metrics.setdefault(step + earlier, {}).update(values)
     evidence: dict[int, dict[str, Scores]] = {}
     notes: dict[str, str] = {}
     for name, by_step in sets.items():

@@ -135,8 +135,9 @@ def _version(log: Path) -> int:
 
 
 def _several(folder: Path, paths: Sequence[Path]) -> ValueError:
-    names = ", ".join(map(str, sorted(paths)[:5]))
-    return ValueError(f"{folder} has logs of {len(paths)} runs, choose one of them: {names}")
+    names = ", ".join(str(path) for path in sorted(paths)[:5])
+    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    return ValueError(f"{folder} has logs of {len(paths)} runs, choose one of them: {names}{more}")
 
 
 def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path]:
@@ -160,6 +161,8 @@ def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path
 
 
 def _read_file(path: Path) -> Log:
+    if path.stat().st_size == 0:
+        raise NoLog(f"{path} is empty: did the run reach its first step?")
     if path.suffix not in (".csv", ".json", ".jsonl"):
         raise ValueError(f"{path} is not the log of a run, must be {FORMATS}")
     text = decode_utf8(path.read_bytes(), path)

@@ -144,35 +144,28 @@ def _of_rows(rows: Sequence[Row], places: Sequence[str], by: str | None) -> Resu
 
 def print_agreement(console: Console, name: str, found: Agreement) -> None:
     """Print a table of the metrics of a study, and its sums."""
+    runs = max(len(values) for systems in found.values.values() for values in systems.values())
     study, several = found.study, len(found.study.systems) > 1
-    rows: list[dict[str, str]] = []
-    for metric, part in study.metrics.items():
-        values = found.values[metric].get(next(iter(study.systems), _RUN), [])
-        curve = found.curves.get(metric)
-        pearson, spearman, *_ = curve or part.correlation
-        upheld, total = part.findings
-        rows.append(
-            {
-                **{f"run {i}": f"{v:.4g}" for i, v in enumerate(values, 1) if not several},
-                "systems": str(len(part.cv_star)) if several else "–",
-                "CV* %": _number(part.mean_cv_star),
-                "Pearson": _number(pearson),
-                "Spearman": _number(spearman),
-                "findings upheld": f"{upheld} of {total}" if several else "–",
-                "common steps": str(curve.n) if curve else "–",
-            }
-        )
-    used = {heading for row in rows for heading, cell in row.items() if cell != "–"}
-    headings = [
-        each for each in dict.fromkeys(each for row in rows for each in row) if each in used
-    ]
+    headings = ["systems"] if several else [f"run {i + 1}" for i in range(runs)]
+    headings += ["CV* %", "Pearson", "Spearman"] if several or found.curves else ["CV* %"]
+    headings += ["findings upheld"] * several + ["common steps"] * bool(found.curves)
     table = number_table(["metric"], headings, show_edge=False, title=name or None)
-    for metric, row in zip(study.metrics, rows, strict=True):
-        table.add_row(metric, *(row.get(heading, "–") for heading in headings))
+    for metric, part in study.metrics.items():
+        curve = found.curves.get(metric)
+        related = curve or (part.correlation if several else None)
+        values = found.values[metric].get(next(iter(study.systems), _RUN), [math.nan] * runs)
+        cells = [str(len(part.cv_star))] if several else [f"{value:.4g}" for value in values]
+        cells.append(_number(part.mean_cv_star))
+        if several or found.curves:
+            cells += map(_number, related[:2]) if related else ["–", "–"]
+        cells += [f"{part.findings.upheld} of {part.findings.total}"] * several
+        cells += [str(curve.n) if curve else "–"] * bool(found.curves)
+        table.add_row(metric, *cells)
     console.print(table)
+    about = "difference" if runs == 2 else "deviation"
     console.print(
         f"CV* (type I): {_number(study.mean_cv_star)} %, mean of "
-        f"{counted(len(study.metrics), 'metric')}",
+        f"{counted(len(study.metrics), 'metric')}; about the {about} in percent of the mean",
         soft_wrap=True,
     )
     if several:

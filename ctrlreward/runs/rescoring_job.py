@@ -20,6 +20,7 @@ from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
 from ctrlreward.models.identity import identified
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.runs.folder import PREFIX, StoredRun, read_stored_run
+from ctrlreward.runs.select import RULE_OPTIONS, add_rule_options, select
 from ctrlreward.runs.stored_texts import READ_TEXTS, StoredTexts
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, check_samples
@@ -31,24 +32,27 @@ from ctrlreward.serving.description import reward_id
 _DESCRIPTION = """Score the stored texts of all validations with another reward or judge.
 
 The file is the `reward:` block of a recipe, or a whole recipe. The folder of the new scores is a
-run that `ctrlreward select` and `report` read. Repeat the command to resume an interrupted one, or
-to score the new validations of a running job."""
+run that `ctrlreward select` and `report` read; with the options of `select`, select from it. Repeat
+the command to resume an interrupted one, or to score the new validations of a running job."""
 
 _EXAMPLES = (
     "ctrlreward rescore runs/demo judge.yaml",
-    "ctrlreward rescore runs/demo judge.yaml --device cuda:1 --output runs/judged",
+    "ctrlreward rescore runs/demo judge.yaml --maximise score/fluency "
+    "--subject-to 'score/distinct_2>=0.86' --guard reward/total:score/fluency --stop patience=2",
 )
 
 TOTAL = "total"
 
 
 def run(arguments: list[str]) -> None:
-    """Score, or resume, and print the commands that select."""
+    """Score, or resume; then select, or print the command that does."""
     parser = plain_parser("ctrlreward rescore", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("reward", metavar="REWARD", help="YAML file, as for 'ctrlreward serve'")
+    add_rule_options(parser)
     parser.add_argument("--device", help="device of all scorers, such as cuda:1")
     parser.add_argument("--output", help="folder of the new scores, else RUN/rescored/REWARD")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     with user_errors(resumes=lambda: True):
         block = read_reward(Path(options.reward))
@@ -60,6 +64,11 @@ def run(arguments: list[str]) -> None:
             new = rescore(stored, reward, folder, settings)
         finally:
             reward.release()
+        if any(getattr(options, name) for name in RULE_OPTIONS):
+            return select(read_stored_run(folder), options)
+    if options.json:
+        print(json_text({"folder": str(folder), "directions": new}), end="")
+        return
     print(f"scores and texts: {folder}")
     for key, mode in new.items():
         if not key.endswith(f"/{FAIL_RATE}"):

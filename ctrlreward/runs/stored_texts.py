@@ -30,6 +30,9 @@ READ_TEXTS = "completions_*.parquet of TRL, or *.jsonl of verl"
 _OTHERS = re.compile(r"samples|rescored|wandb|\..*")  # folders of ours and of W&B
 _KEYS = (("prompt", "completion"), ("input", "output"))  # of TRL and of verl
 _NO_SCORES = {"step", "advantage", "gts", "request_id"}.union(*_KEYS)
+_STEP = re.compile(
+    r"(?:(?:^|[-_=.])(?:global_?)?(?:step|checkpoint|ckpt|iter|iteration|completions)[-_=]?|^)\d+$"
+)
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def read_texts(path: Path) -> dict[str, dict[int, StoredTexts]]:
     Reads only complete lines: a killed run may leave half of the last one.
 
     Args:
-        path: Folder or file. The name is that of the folder of a file of a step.
+        path: Folder or file. A text is named by its folders and file, without steps.
 
     Raises:
         ValueError: A file is damaged or lacks a column; names file and row.
@@ -136,8 +139,9 @@ def read_texts(path: Path) -> dict[str, dict[int, StoredTexts]]:
         hidden = any(map(_OTHERS.fullmatch, relative.parts[:-1]))
         is_table = relative.suffix in (".jsonl", ".parquet") and not hidden
         if rows := list(_texts_of(file)) if is_table else []:
-            name = relative.parent.as_posix()
-            name = root.resolve().name if name == "." else name
+            parts = [_STEP.sub("", part) for part in relative.with_suffix("").parts]
+            name = "/".join(part for part, _ in groupby(filter(None, parts)))
+            name = name or _STEP.sub("", root.resolve().name) or "texts"
             by_name.setdefault(name, []).extend(rows)
     return {name: _by_step(rows) for name, rows in by_name.items()}
 
@@ -170,6 +174,8 @@ def _texts_of(file: Path) -> Iterator[_Text]:
             digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
             scores = {name: cell for name, cell in cells.items() if name not in _NO_SCORES}
             yield _Text(int(step), prompt, plain_text(written, "assistant"), scores, digest, file)
+        except KeyError as error:
+            raise ValueError(f"{place} has no {error.args[0]!r}, as rows before it have") from None
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{place} is not a row like the first: {error}") from None
 

@@ -72,9 +72,11 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
         if name in present or (key == "label" and {*attributes} <= {*present}):
             read["outputs" if key == "output" else COLUMN_OF[key]] = str(name)
         elif name not in (None, key) or name == "text":
+            parts = attributes if key == "label" else [name]
+            absent = next((part for part in parts if part not in present), name)
             outputs = ", or outputs, to be joined to their prompts, with --columns.output=COLUMN"
             raise ValueError(
-                f"{key} is read from the column {name!r}, but the file has only "
+                f"{key} is read from the column {absent!r}, but the file has only "
                 f"{', '.join(present)}. Name another column with --columns.{key}=COLUMN"
                 f"{outputs * (key == 'text')}."
             )
@@ -105,6 +107,11 @@ def to_samples(
                 f"{lacks} does not have {name!r}, but {has} has it: a column must be in all rows, "
                 "or its name null in --columns"
             )
+    if label_map and "labels" not in read:
+        raise ValueError(
+            f"the label map needs the column {columns.label!r}, but the file has only "
+            f"{', '.join(rows[0])}. Name the column of labels with --columns.label=COLUMN."
+        )
     table: dict[str, Any] = {
         column: [row.get(name) for row in rows] for column, name in read.items()
     }

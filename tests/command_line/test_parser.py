@@ -77,7 +77,7 @@ probe none.yaml
 probe --help
 train none.yaml
 train --help
-recipes copy none new
+recipes show none
 """
 
 

@@ -6,6 +6,7 @@ import csv
 import fcntl
 import json
 import multiprocessing
+import shlex
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -123,6 +124,19 @@ def test_systems_are_scored_apart(capsys: pytest.CaptureFixture[str]) -> None:
         (line,) = [cells for cells in printed if "rank" in cells[1] and cells[2].strip() == name]
         assert float(line[3]) == pytest.approx(np.nanmean(alone), abs=1e-4)
         assert [int(line[-3]), int(line[-2])] == [3, int(np.isnan(alone).sum())]
+
+
+@pytest.mark.parametrize("names", ["AB", "ABC", "A"])
+def test_the_comparison_that_is_advised_runs(
+    names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write([{"text": t, "prompt": t[0], "who is": n} for t in ("ab", "cde") for n in names])
+    main(["score", "in.jsonl", "my out.jsonl", "--scorers=fakes.Length", "--by=who is"])
+    advised = [line for line in capsys.readouterr().out.splitlines() if " compare " in line]
+    assert len(advised) == (len(names) > 1)
+    for line in advised:
+        main(shlex.split(line.partition("ctrlreward ")[2]))
+        assert "paired by 'prompt'" in capsys.readouterr().out
 
 
 def test_labels_of_the_file_are_mapped() -> None:

@@ -143,8 +143,10 @@ def folder(lightning_folder: Path, tmp_path: Path) -> Iterator[Path]:
             path.unlink()
 
 
-def rescored(folder: Path, *options: str) -> None:
-    main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), *options])
+def rescored(folder: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), "--json", *options])
+    return json.loads(capsys.readouterr().out)
 
 
 def contents(folder: Path) -> list[tuple[str, bytes]]:
@@ -197,10 +199,8 @@ def test_the_same_scores_are_the_logged_ones(
 def test_decisions_are_those_of_a_run_with_the_other_scores(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rescored(folder, "--output", str(tmp_path / "new"))
-    capsys.readouterr()
-    main([
-        *("select", str(tmp_path / "new"), "--json"),
+    found = rescored(
+        folder,
         "--maximise",
         "score/consonants",
         "--subject_to",
@@ -208,8 +208,8 @@ def test_decisions_are_those_of_a_run_with_the_other_scores(
         "--guard",
         "reward/total:score/consonants",
         "--stop=patience=1",
-    ])  # fmt: skip
-    found = json.loads(capsys.readouterr().out)
+        capsys=capsys,
+    )
     best = RewardCheckpoint(
         "score/consonants", dirpath=str(tmp_path / "c"), constraints={"score/variety": (None, 0.4)}
     )
@@ -239,9 +239,11 @@ def test_the_old_scores_are_still_compared_by_prompt(folder: Path) -> None:
             np.testing.assert_array_equal(after.evidence[key], before.evidence[key])
 
 
-def test_a_killed_command_resumes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_command_resumes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     Share.calls.clear()
-    rescored(folder, f"--output={folder / 'uncut'}")
+    rescored(folder, f"--output={folder / 'uncut'}", capsys=capsys)
     once = sum(Share.calls)
     files = sorted((folder / "run" / "samples" / "score").iterdir())
     texts = [text for file in files for text in read_scored_file(file).samples.texts]
@@ -260,8 +262,9 @@ def test_a_killed_command_resumes(folder: Path, monkeypatch: pytest.MonkeyPatch)
     with open(parts / max(before), "ab") as file:
         file.write(b'{"consonants": [0.')  # a line that was being written
     Share.calls.clear()
-    rescored(folder)
-    place = folder / "run" / "rescored" / "judge"
+    found = rescored(folder, capsys=capsys)
+    place = Path(found["folder"])
+    assert place == folder / "run" / "rescored" / "judge"
     resumed = contents(place)
     assert [each for each in resumed if each[0] != "decisions.json"] == [
         each for each in contents(folder / "uncut") if each[0] != "decisions.json"
@@ -269,7 +272,7 @@ def test_a_killed_command_resumes(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert sum(Share.calls) < once  # what was scored before the kill is not scored again
     assert all((parts / name).read_bytes().startswith(text) for name, text in before.items())
     Share.calls.clear()
-    rescored(folder)
+    rescored(folder, capsys=capsys)
     assert contents(place) == resumed
     assert Share.calls == []
 

@@ -178,9 +178,7 @@ def test_the_texts_are_scored_again_and_reported(
         lines(run / "log.jsonl", [{"step": 10, "rewards/accuracy/mean": 0.5}])
     judge = tmp_path / "judge.yaml"
     judge.write_text("components:\n  variety: {scorer: Distinct, score: distinct_2}\n")
-    printed("rescore", run, judge)
-    place = run / "rescored" / "judge"
-    found = json.loads(printed("select", place, "--maximise", f"{name}/variety", "--json"))
+    found = json.loads(printed("rescore", run, judge, "--maximise", f"{name}/variety", "--json"))
     assert [row["step"] for row in found["validations"]] == [*STEPS]
     assert f"{name}/variety" in found["validations"][0]["metrics"]
     again = read_stored_run(run)  # what we wrote is neither its log nor its texts
