@@ -259,7 +259,7 @@ def _verdict(
         details.append(change)
     fallen = [row["name"] for row in rows[1:] if _outcome(row) < 0]
     failed: Mapping[str, Any] = next((row for row in every if row["name"] == FAIL_RATE), {})
-    if (failed.get("after") or 0.0) > (failed.get("before") or 0.0) + MORE_FAILED:
+    if rows and (failed.get("after") or 0.0) > (failed.get("before") or 0.0) + MORE_FAILED:
         fallen.append(FAIL_RATE)
     step = results["step"] if rows and results else None
     if steps and step not in (None, best):

@@ -106,10 +106,16 @@ def parse_csv(text: str, path: Path | str) -> list[CsvRow]:
         for name in header:
             if header.count(name) > 1:
                 raise ValueError(f"{path}:{reader.line_num} has several columns {name!r}")
+        if len(header) == 1 and (other := re.search(r"[;\t|]", header[0])):
+            raise ValueError(
+                f"{path} must have columns separated by commas, got {other[0]!r} in {header[0]!r}"
+            )
         rows = [(reader.line_num, cells) for cells in reader if cells or len(header) < 2]
     except csv.Error as error:
         raise ValueError(f"{path}:{reader.line_num} is not valid CSV: {error}") from None
     for line, cells in rows:
+        if cells == header and len(header) > 1:
+            raise ValueError(f"{path}:{line} is the header again: join files without their headers")
         if len(cells) > len(header):
             raise ValueError(
                 f"{path}:{line} has {len(cells)} cells, but the header has {len(header)} columns "

@@ -65,6 +65,8 @@ def test_csv_is_as_in_pandas(content: str) -> None:
         ("in.jsonl", '{"text": "a"}\n{"te', "in.jsonl:2"),
         ("in.csv", "text,id\na,1\n\nb,2,c\n", "in.csv:4"),
         ("in.csv", "text,id,text\na,1,b\n", "in.csv:1"),
+        ("in.csv", "text,id\na,1\ntext,id\nb,2\n", "in.csv:3"),  # two files, joined by cat
+        ("in.csv", '\ufefftext;id\n"a; b";1\n', "in.csv"),
         ("in.csv", "text\na\ncaf\udce9\n", "in.csv:3"),
         ("in.parquet", "text", "in.parquet"),
     ],
