@@ -14,7 +14,7 @@ from ctrlreward.models.reward_head import RewardHead
 from ctrlreward.models.sharing import shared_model
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scored, ScoreSpec, scatter
-from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
 
 REWARD = "reward"
 UNBOUNDED = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
@@ -48,6 +48,7 @@ class RewardModel(ModelScorer[RewardHead]):
         truncation_side: Side | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
+        check_loaded(model, "rewards")
         super().__init__(model, **options)
         if template is not None:
             check_template(template)
