@@ -159,6 +159,12 @@ def add_run_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", type=Path, help="folder of a run, or its log")
     add("--checkpoints", metavar="FOLDER", type=Path, help="if they are not in the run's")
+    add_rule_options(parser)
+
+
+def add_rule_options(parser: ArgumentParser) -> None:
+    """Add the options of `run_rules`."""
+    add = parser.add_argument
     score = parser.add_mutually_exclusive_group().add_argument
     score("--maximise", "--maximize", metavar="KEY", help="logged key of the score to select by")
     score("--minimise", "--minimize", metavar="KEY", help="the same, where lower is better")
