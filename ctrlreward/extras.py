@@ -31,7 +31,7 @@ PURPOSES = {
     "agreement": "agreement of several raters",
     "bleu": "BLEU and METEOR of transferred sentences",
     "data": "downloads of the recipes' data sets",
-    "gguf": "the built-in weights",
+    "gguf": "the built-in weights, and GGUF files",
     "judge": "judges on a server",
     "lexicon": "sentiment by a word list",
     "lightning": "trainers of the package lightning",

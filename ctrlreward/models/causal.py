@@ -135,8 +135,7 @@ class CausalLM(FrozenModel):
         for before, sequences, key in self._encode(groups):
             longest = max((len(ids) for ids, _ in sequences), default=0)
             read = len(before) + longest - 1  # the last token is never an input
-            begun = len(before) or min((start for _, start in sequences), default=0)
-            if begun and read <= min(self._limit or read, self._reach):
+            if len(before) and read <= min(self._limit or read, self._reach):
                 if key not in forests:
                     is_long = longest > _LONG and self.batch_tokens > 2**12
                     forests[key] = trees(sequences, _MAX_LONG_TREE if is_long else _MAX_TREE)
@@ -156,20 +155,24 @@ class CausalLM(FrozenModel):
         """Yield the ids of each group's context and targets; the same targets have the same key."""
         contexts: list[list[Pieces]] = []
         pairs: list[tuple[Target, ...]] = []  # of what is read together
-        for context, _, targets, _ in groups:
+        for context, chat, targets, _ in groups:
             chunks = chunked(context, self._apart)
             tail: Pieces = ()
             begins = _beginnings(tuple(targets))
             if chunks and not (self._apart and all(meets_apart(chunks[-1][-1], b) for b in begins)):
-                tail = chunks.pop()
+                tail = chunks[-1] if chat else chunks.pop()
             contexts.append(chunks)
             pairs.append(tuple(((*tail, *read), scored) for read, scored in targets))
         chunks = [*dict.fromkeys(chain.from_iterable(contexts))]
         readings = dict(zip(chunks, read_chunks(self.tokenizer, chunks), strict=True))
-        wanted = [*dict.fromkeys(chain(*pairs))]
+        wanted = [*dict.fromkeys(chain(*pairs, *(group.targets for group in groups if group.chat)))]
         scored = dict(zip(wanted, read_scored(self.tokenizer, wanted, self._apart), strict=True))
         for group, before, own in zip(groups, contexts, pairs, strict=True):
             sequences = [scored[pair] for pair in own]
+            if group.chat and before:
+                end = readings[before[-1]].ids
+                alone = [scored[target] for target in group.targets]
+                sequences = [*map(partial(_after_chat, end), sequences, alone)]
             start = () if group.chat else self._start
             ids = np.array([*start, *(i for c in before for i in readings[c].ids)], np.int64)
             yield ids, sequences, (own, group.chat)
@@ -215,6 +218,17 @@ def _beginnings(targets: tuple[Target, ...]) -> frozenset[Piece]:
     """Return the first characters, or control tokens, of targets."""
     firsts = (next((piece for piece in (*r, *s) if piece != ""), None) for r, s in targets)
     return frozenset(p[0] if isinstance(p, str) else p for p in firsts if p is not None)
+
+
+def _after_chat(end: list[int], joined: Scored, alone: Scored) -> Scored:
+    """Return a target after the end of a chat, `joined` as one string with it.
+
+    A token that would reach from the chat into a target is two: the chat is what it is before the
+    model answers.
+    """
+    ids, start = joined
+    count = len(end)
+    return (ids[count:], max(0, start - count)) if ids[:count] == end else alone
 
 
 # Fill-in-the-middle tokens: prefix, suffix, middle.

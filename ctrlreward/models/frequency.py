@@ -41,7 +41,10 @@ class InverseFrequency:
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> InverseFrequency:
         """Read a file of one weight a line, such as the published table."""
-        return cls(np.loadtxt(path, comments=None, ndmin=1))
+        try:
+            return cls(np.loadtxt(path, comments=None, ndmin=1))
+        except ValueError as error:
+            raise ValueError(f"iwf must have one number per line, got {path}: {error}") from error
 
     @classmethod
     def from_wordfreq(

@@ -1,8 +1,9 @@
-"""Built-in GGUF weights as float32 safetensors, which transformers and peft load."""
+"""GGUF files, converted once to float32 safetensors that transformers and peft load."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
 import shutil
@@ -12,9 +13,21 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ctrlreward.extras import import_extra
+from ctrlreward.models.cache import build_once
 from ctrlreward.models.completeness import check_complete, model_named
 
 log = logging.getLogger(__name__)
+
+
+def convert_once(file: Path) -> Path:
+    """Return the cached transformers folder of a GGUF file, converting the file if needed."""
+    import_extra("gguf", f"model = {str(file)!r} is a GGUF file, which")
+    stat = file.stat()
+    # Size and time instead of a checksum, which would read gigabytes at every start.
+    identity = f"{file.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    key = f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    return build_once(key, lambda folder: convert(file.resolve(), folder))
 
 
 def convert(file: Path, folder: Path) -> None:

@@ -15,7 +15,9 @@ from ctrlreward.files import read_json
 from ctrlreward.models.sources import SHORT_NAMES, TRAINED_NAMES, VECTOR_NAMES, trained_folder
 
 # Suffixes of files of a folder that decide what a model computes.
-_SUFFIXES = {".jinja", ".json", ".model", ".npy", ".safetensors", ".txt", ".yaml", ".yml"}
+_SUFFIXES = {
+    *(".gguf", ".jinja", ".json", ".model", ".npy", ".safetensors", ".txt", ".yaml", ".yml")
+}
 _ADAPTER = "adapter_config.json"
 _PLACEMENT = {"device": (str, NoneType), "batch_tokens": (int, NoneType)}  # change no score
 

@@ -51,7 +51,8 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     It is a fast one. Without a padding token it pads with its end token, which the mask hides.
     """
     folder = Path(model).expanduser()
-    location = str(folder) if folder.is_dir() else resolve(model)
+    is_plain = folder.is_dir() and not any(folder.glob("*.gguf"))
+    location = str(folder) if is_plain else resolve(model)
     saved = Path(location)
     if saved.is_dir() and not any([*saved.glob(name)] for name in _TOKENIZERS):
         raise ValueError(f"model = {model!r} has no tokenizer.json, must have one")

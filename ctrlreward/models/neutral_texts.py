@@ -18,8 +18,7 @@ _SENTENCES = (
     "Each of the rooms has a window, a chair and a door to the hall.",
 )
 
-# Contexts that the likelihood of words alone is measured after. Each costs a pass over all targets;
-# the mean of two depends less on one of them.
+# Contexts that a likelihood of its own words is measured after.
 NEUTRAL_CONTEXTS = _SENTENCES[:2]
 
 _WORDS = 10_000  # rarer ones are mostly names

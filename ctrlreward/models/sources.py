@@ -1,4 +1,4 @@
-"""Sources of weights: a local folder, a built-in short name or a Hugging Face id."""
+"""Sources of weights: a local folder, a GGUF file, a built-in short name or a Hugging Face id."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def resolve(model: str) -> str:
     """Return the local folder of a model that `from_pretrained` loads, or its hub id.
 
     A name is short (`SHORT_NAMES`, downloaded on first use, `TRAINED_NAMES`, once trained), a
-    folder with `config.json` and `*.safetensors`, else a Hugging Face id. A ValueError for a path
-    without a model.
+    folder with `config.json` and `*.safetensors`, a `*.gguf` file of a decoder-only model or a
+    folder with one (converted once to float32 safetensors in the cache), else a Hugging Face id.
+    A ValueError for a path without a model.
     """
     if model in SHORT_NAMES:
         return str(unpacked(model, SHORT_NAMES[model], _write_model))
@@ -69,13 +70,19 @@ def resolve(model: str) -> str:
             )
         return str(folder)
     path = Path(model).expanduser()
-    if model and (path / "config.json").is_file() and any(path.glob("*.safetensors")):
-        return str(path)
+    if model and path.is_dir():
+        if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
+            return str(path)
+        ggufs = [*path.glob("*.gguf")]
+        if len(ggufs) == 1:
+            return str(_converted(ggufs[0]))
+    elif path.suffix == ".gguf" and path.is_file():
+        return str(_converted(path))
     is_path = path.is_absolute() or path.suffix == ".gguf" or model.startswith((".", "~"))
     if not model or model in VECTOR_NAMES or is_path or path.is_dir():
         raise ValueError(
-            f"model = {model!r} must be a folder with config.json and *.safetensors, a Hugging "
-            f"Face id, or one of {', '.join(SHORT_NAMES)}"
+            f"model = {model!r} must be a folder with config.json and *.safetensors, a *.gguf "
+            f"file, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
         )
     return model
 
@@ -113,3 +120,9 @@ def _write_model(content: Path, folder: Path) -> None:
     for path in content.iterdir():
         if path not in ggufs:
             shutil.move(path, folder / path.name)
+
+
+def _converted(file: Path) -> Path:
+    from ctrlreward.models.gguf import convert_once  # imports torch, for seconds
+
+    return convert_once(file)

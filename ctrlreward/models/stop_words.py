@@ -42,5 +42,11 @@ def read_stop_words(given: str | PathLike[str] | Sequence[str] | None) -> frozen
     if given is None:
         return ENGLISH_STOP_WORDS
     if isinstance(given, (str, PathLike)):
-        given = Path(given).read_text(encoding="utf-8").split()
+        try:
+            given = Path(given).read_text(encoding="utf-8").split()
+        except OSError as error:
+            raise ValueError(
+                f"stop_words = {str(given)!r} can't be read ({error.strerror}), must be the path "
+                "of a file with one word per line, or a list of words"
+            ) from error
     return frozenset(word.lower() for word in given)

@@ -90,7 +90,10 @@ def warn_unknown(
 def first_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int | None
 ) -> list[str]:
-    """Return each text truncated to `limit` tokens, None for no limit; warn about the longest."""
+    """Return each text truncated to `limit` tokens, None for no limit; warn about the longest.
+
+    Of a text of megabytes, whose tokenization takes seconds, only the beginning is read.
+    """
     kept = list(texts)
     if limit is None:
         return kept
@@ -98,12 +101,23 @@ def first_tokens(
     for i, text in enumerate(texts):
         if len(text.encode()) <= limit:  # each token has at least a byte
             continue
-        read = read_strings(tokenizer, [text], return_offsets_mapping=True)
-        (offsets,) = read["offset_mapping"]
+        for part in (_beginning(tokenizer, text, 16 * limit), text):
+            offsets = text_reader(tokenizer, [part])(
+                part, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            ).offset_mapping
+            if len(offsets) > limit or part == text:
+                break
         if len(offsets) > limit:
             lengths[i], kept[i] = len(offsets), text[: offsets[limit - 1][1]]
     warn_truncated("texts", lengths, limit, "their last tokens", "option max_tokens")
     return kept
+
+
+def _beginning(tokenizer: PreTrainedTokenizerBase, text: str, size: int) -> str:
+    """Return the characters up to a cut after `size` that changes no ids, else the text."""
+    place = text.find(" ", size)
+    cut = place > 0 and not text[place - 1].isspace() and reads_apart(tokenizer)
+    return text[:place] if cut else text
 
 
 def warn_truncated(

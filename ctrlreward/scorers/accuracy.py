@@ -14,7 +14,7 @@ from ctrlreward.models.sharing import shared_model
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.ctrleval import CTRLEval
-from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
 
 
 class Accuracy(ModelScorer[LabelProbabilities]):
@@ -44,6 +44,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     ) -> None:
         if model is None:
             model = CTRLEval(aspects="attribute_relevance", **options)
+        check_loaded(model, "labels", "probabilities")
         super().__init__(model, **options)
         self.target = target
         self.attribute = attribute

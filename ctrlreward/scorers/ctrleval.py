@@ -23,7 +23,7 @@ from ctrlreward.functional.ctrleval import (
 )
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.frequency import InverseFrequency
-from ctrlreward.models.neutral_texts import NEUTRAL_CONTEXTS, neutral_texts
+from ctrlreward.models.neutral_texts import neutral_texts
 from ctrlreward.models.sentences import find_splitter
 from ctrlreward.models.seq2seq import load_infiller
 from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
@@ -31,7 +31,7 @@ from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scored, Scores, ScoreSpec, TaskScorer, computable
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
-from ctrlreward.scorers.task import WORD_SLOT, Evaluator, Task
+from ctrlreward.scorers.task import WORD_SLOT, Evaluator, Task, require_texts
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ class Evaluated(NamedTuple):
 # Aspects whose patterns gain over a neutral context (docs/ctrleval.md).
 _GAINED = ("coherence", "consistency")
 _RELEVANCE = "CTRLEval attribute_relevance"
+_CONTEXTS = 2  # each costs a pass over all targets; a mean depends less on one of them
 
 SPECS: dict[AspectName, ScoreSpec] = {
     "coherence": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
@@ -169,9 +170,10 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         max_tokens: Tokens of a text to read, None for as many as the model can; a warning names
             a longer text.
         calibration: Whether relevance is independent of how likely each label's word is anyway, as
-            measured on 16 `neutral_texts`. None is True for a decoder-only model with three labels
-            or more. Unless False, coherence and consistency of a decoder-only model are a gain over
-            two neutral texts as the context (`functional.calibration.context_gain`).
+            measured on 16 `neutral_texts` (True) or on a list of texts. None is True for a
+            decoder-only model with three labels or more. Unless False, coherence and consistency
+            of a decoder-only model are a gain over the first two of these texts as the context
+            (`functional.calibration.context_gain`).
         attribute: Attribute whose label is the target, for samples with labels of several.
         **options: See `ModelOptions`.
 
@@ -191,7 +193,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         weights: Weighting | None = None,
         evaluators: int | None = None,
         max_tokens: int | None = 512,
-        calibration: bool | None = None,
+        calibration: bool | Sequence[str] | None = None,
         attribute: str | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
@@ -209,6 +211,9 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         self.split = find_splitter(sentence_splitter)
         self.attribute = attribute
         self.calibration = calibration
+        if not isinstance(calibration, bool | None):
+            self.calibration = tuple(require_texts("calibration", calibration))
+            positive("len(calibration)", len(self.calibration))
         self._iwf = iwf
 
     _of_model = (*ModelScorer._of_model, "bias")
@@ -360,15 +365,21 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         if calibrated is None:
             calibrated = isinstance(self.loaded_model, CausalLM) and len(self.labels) > 2
         if calibrated:
-            return label_bias(self._word_log_probs(neutral_texts()))
+            return label_bias(self._word_log_probs(self._neutral))
         return np.zeros((len(self.pattern_evaluators), len(self.labels)))
 
-    @property
+    @cached_property
+    def _neutral(self) -> Sequence[str]:
+        if not isinstance(self.calibration, tuple):
+            return neutral_texts()
+        return first_tokens(self.loaded_model.tokenizer, self.calibration, self.max_tokens)
+
+    @cached_property
     def _contexts(self) -> Sequence[str]:
         """Uninformative contexts of a sentence, prefix or remainder; empty: no calibration."""
         if self.calibration is False or not isinstance(self.loaded_model, CausalLM):
             return ()
-        return NEUTRAL_CONTEXTS
+        return self._neutral[:_CONTEXTS]
 
     def _weighting(self, aspect: str) -> Weighting:
         if self.weights is not None:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from inspect import getattr_static
 from os import PathLike, fspath
 from typing import Any, Generic, TypedDict, TypeVar
 
@@ -124,3 +125,13 @@ class ModelScorer(Scorer, Generic[Model]):
         if [vars(self).pop(name) for name in self._of_model if name in vars(self)]:
             free_unused()  # some models are cycles of objects, such as Mamba
         super().release()
+
+
+def check_loaded(model: object, *members: str) -> None:
+    """Raise unless a model is a name, or an object with these members, which are not read."""
+    has_all = all(getattr_static(model, name, None) is not None for name in members)
+    if not (isinstance(model, str | PathLike) or has_all):
+        raise TypeError(
+            f"model must be a name, a folder or an object with {' and '.join(members)}, got "
+            f"{kind_of(model)}"
+        )

@@ -150,8 +150,13 @@ class Rubric:
 def _read_criteria(given: Any, mean: str) -> dict[str, Criterion]:
     if not given or mean in given:
         raise ValueError(f"criteria must be one or more, by names other than {mean!r}")
-    criteria = given.items()
-    return {str(n): c if isinstance(c, Criterion) else Criterion(**c) for n, c in criteria}
+    criteria = {}
+    for name, each in given.items():
+        try:
+            criteria[str(name)] = each if isinstance(each, Criterion) else Criterion(**each)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"criteria[{name!r}]: {error}") from None
+    return criteria
 
 
 def _read_answers(given: Any) -> dict[str, float]:
@@ -160,7 +165,10 @@ def _read_answers(given: Any) -> dict[str, float]:
     for answer, worth in scores.items():
         if isinstance(answer, bool):  # YAML's yes and no
             raise ValueError(f"answers: {answer!r} is not text. Write it in quotes.")
-        answers[str(answer).strip()] = float(worth)
+        try:
+            answers[str(answer).strip()] = float(worth)
+        except (TypeError, ValueError):
+            raise ValueError(f"answers: {answer} = {worth!r} must be a number") from None
     if len(set(answers.values())) < 2:
         raise ValueError(f"answers must have two or more different scores, got {scores}")
     return answers

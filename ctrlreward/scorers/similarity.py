@@ -12,7 +12,7 @@ from ctrlreward.models.sharing import shared_model
 from ctrlreward.models.word_vectors import WordVectors, vector_folder
 from ctrlreward.samples import Samples, empty_items
 from ctrlreward.scorers.base import Scored, ScoreSpec, scatter
-from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer, check_loaded
 
 
 class Similarity(ModelScorer[SentenceEncoder]):
@@ -32,6 +32,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
     def __init__(
         self, model: str | SentenceEncoder = "minilm-l6", **options: Unpack[ModelOptions]
     ) -> None:
+        check_loaded(model, "embed")
         super().__init__(model, **options)
 
     def required_columns(self, names: Collection[str] | None = None) -> Sequence[str]:

@@ -127,14 +127,25 @@ def test_the_model_of_a_trainer_reads_what_the_template_makes_of_the_prompt(
         assert unpadded(seen[0]) == [template_ids(tokenizer, chat, True) for chat in chats]
 
 
-def test_a_chat_and_a_text_of_the_same_characters_are_told_apart(
+def test_a_token_does_not_reach_from_a_chat_into_the_answer(
     tiny_causal: Callable[..., str],
 ) -> None:
     lm = CausalLM(tiny_causal("llama"))
-    targets = (((), ("food",)), ((), ("soup",)))
-    (found,) = lm.answer([Continuation(("The ",), targets, chat=True)])
+    model = AutoModelForCausalLM.from_pretrained(tiny_causal("llama"))
+    context, target = "The food was g", "ood"
+    before, after = (lm.tokenizer(text).input_ids for text in (context, target))
+    assert lm.tokenizer(context + target).input_ids != before + after
+    targets = (((), (target,)), ((), (" and",)))
+    (found,) = lm.answer([Continuation((context,), targets, chat=True)])
+    with torch.inference_mode():
+        table = model(torch.tensor([before + after])).logits[0].double().log_softmax(-1)
+    expected = [table[len(before) - 1 + i, token].item() for i, token in enumerate(after)]
+    first, _ = found.split([1, 1])
+    assert first.ids.tolist() == after
+    np.testing.assert_allclose(first.log_probs, expected, atol=1e-5)
+    # A chat and a text of the same characters are not mistaken for each other.
     text, again = lm.answer(
-        [Continuation(("The ",), targets), Continuation(("The ",), targets, chat=True)]
+        [Continuation((context,), targets), Continuation((context,), targets, chat=True)]
     )
     np.testing.assert_allclose(again.log_probs, found.log_probs, atol=1e-5)
-    assert np.abs(text.log_probs - found.log_probs).max() > 1e-3
+    assert text.ids.tolist() != found.ids.tolist()

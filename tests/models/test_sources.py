@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import time
@@ -25,7 +26,6 @@ from warm_python import WarmProcess
 
 from ctrlreward.models import sources
 from ctrlreward.models.cache import build_once, cache_folder
-from ctrlreward.models.gguf import convert
 from ctrlreward.models.loading import load_frozen, load_tokenizer
 from ctrlreward.models.sources import resolve
 from ctrlreward.models.wheels import Wheel
@@ -224,18 +224,21 @@ def tiny_gguf(tmp_path: Path) -> tuple[Path, np.ndarray]:
 
 
 def test_a_gguf_file_becomes_a_plain_folder(
-    tmp_path: Path, tiny_gguf: tuple[Path, np.ndarray]
+    cache: Path, tiny_gguf: tuple[Path, np.ndarray]
 ) -> None:
     path, embedding = tiny_gguf
-    folder = tmp_path / "converted"
-    folder.mkdir()
-    convert(path, folder)
+    folder = Path(resolve(str(path)))
+    assert folder.parent == cache
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
     state = load_file(folder / "model.safetensors")
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
     np.testing.assert_array_equal(state["model.embed_tokens.weight"].numpy(), embedding)
-    assert load_tokenizer(str(folder))("ab b")["input_ids"][-2:] == [6, 5]
-    assert load_frozen(AutoModelForCausalLM, str(folder)).config.num_hidden_layers == 1
+    assert load_tokenizer(str(path))("ab b")["input_ids"][-2:] == [6, 5]
+    assert load_frozen(AutoModelForCausalLM, str(path)).config.num_hidden_layers == 1
+    # Converted once, until the file changes.
+    assert Path(resolve(str(path.parent))) == folder
+    os.utime(path)
+    assert Path(resolve(str(path))) != folder
 
 
 # Loading

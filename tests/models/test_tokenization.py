@@ -31,7 +31,7 @@ def test_a_long_text_is_cut_within_its_special_tokens_and_named(
     assert "8" in message
 
 
-def test_a_text_is_cut_after_its_first_tokens(
+def test_the_beginning_of_a_long_text_has_the_ids_of_the_whole(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     for text in ("a b  " * 4000, "a" * 4000, "  " * 4000, "a " * 33 + " " * 4000 + "b"):

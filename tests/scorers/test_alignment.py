@@ -167,6 +167,7 @@ WRONG_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("aspects", {"aspects": []}),
     ("layer", {"method": "regression", "layer": 2}),
     ("model", {"model": {"relevance_output": "a"}, "aspects": "relevance"}),
+    ("stop_words", {"stop_words": "the"}),
 ]
 
 

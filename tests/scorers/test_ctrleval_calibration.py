@@ -21,7 +21,7 @@ TASK = Task(PROMPTS, WORDS)
 TWO = Task(PROMPTS, {label: WORDS[label] for label in ("food", "pets")})
 TEXTS = ["The food was good.", "My dog sleeps. It is old.", "We drove home."]
 SAMPLES = Samples(TEXTS, labels=["food", "pets", "food"])
-REFERENCES = neutral_texts()
+REFERENCES = ["It is late.", "They said so. I heard it."]
 
 
 def relevance(model: str, calibration: object, task: Task = TASK, **options: object) -> CTRLEval:
@@ -45,12 +45,12 @@ def test_the_bias_is_that_of_single_evaluators(pegasus: str) -> None:
             )
             ratios = np.exp(values - priors.mean(axis=0))
             shares.append(ratios / ratios.sum(axis=1, keepdims=True))
-    result = relevance(pegasus, True, weights="mean").probabilities(TEXTS)
+    result = relevance(pegasus, REFERENCES, weights="mean").probabilities(TEXTS)
     np.testing.assert_allclose(result, np.mean(shares, axis=0), atol=1e-5)
 
 
 def test_score_explanation_and_probabilities_agree(causal: str) -> None:
-    scorer = relevance(causal, True)
+    scorer = relevance(causal, REFERENCES)
     (scores,) = scorer.score(SAMPLES).values()
     explained = [parts["attribute_relevance"] for parts in scorer.explain(SAMPLES)]
     np.testing.assert_array_equal(scores, [part.score for part in explained])
@@ -116,7 +116,8 @@ def mean_log_prob(scorer: CTRLEval, left: str, right: str, target: str) -> float
 
 
 def test_half_of_the_neutral_likelihood_of_each_target_is_taken_off(causal: str) -> None:
-    scorer = CTRLEval(causal, TASK, weights="mean")
+    references = ["It is late.", "They said so.", "A third text is not read."]
+    scorer = CTRLEval(causal, TASK, weights="mean", calibration=references)
     scores = scorer.score(PAIRS)
     for i, parts in enumerate(scorer.explain(PAIRS)):
         assert {name: part.score for name, part in parts.items()} == {
@@ -137,7 +138,7 @@ def test_half_of_the_neutral_likelihood_of_each_target_is_taken_off(causal: str)
         for left, right, target, side in rows:
             neutral = [
                 mean_log_prob(scorer, *(("", text) if side == "right" else (text, "")), target)
-                for text in REFERENCES[:2]
+                for text in references[:2]
             ]
             expected.append(mean_log_prob(scorer, left, right, target) - np.mean(neutral) / 2)
         assert scores[aspect][i] == pytest.approx(np.mean(np.minimum(expected, 0)), abs=1e-5)
