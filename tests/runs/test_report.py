@@ -1,4 +1,4 @@
-"""Command `report`: what it says of runs, and its page in a browser."""
+"""Command `report`: what it says of runs, and its page."""
 
 from __future__ import annotations
 
