@@ -53,6 +53,26 @@ def test_the_defaults_of_consistency_are_among_the_variants() -> None:
         np.testing.assert_allclose(variants[name], scorer.score(samples)["consistency"], atol=1e-4)
 
 
+def test_corrupted_sentences_differ_from_their_own_and_share_the_source(data_dir: Path) -> None:
+    judged = defaults.corrupted(limit=20)
+    assert judged.ratings.tolist() == [1.0, 0.0] * 20
+    assert len(set(judged.clusters)) == 20
+    texts, sources = judged.samples.texts, judged.samples.sources or ()
+    for own, wrong, source, again in zip(
+        texts[::2], texts[1::2], sources[::2], sources[1::2], strict=True
+    ):
+        assert own != wrong
+        assert source == again
+        assert own not in source
+    words = [
+        {*own.split()} ^ {*wrong.split()}
+        for own, wrong in zip(texts[::2], texts[1::2], strict=True)
+    ]
+    changes = [len(changed) for changed in words]
+    assert np.median(changes) <= 2  # one word for another
+    assert sum(change > 8 for change in changes) >= 4  # another sentence
+
+
 def test_continuations_share_the_prefix_and_differ_after_it(data_dir: Path) -> None:
     samples, ratings, clusters = defaults.continued(limit=10)
     prefixes = samples.prefixes or ()
