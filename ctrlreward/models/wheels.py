@@ -60,6 +60,8 @@ def extract(path: Path, member: str, folder: Path) -> None:
         for name in archive.namelist():
             if name.startswith(member) and not name.endswith("/"):
                 target = folder / (name.removeprefix(member) or Path(name).name)
+                if not target.resolve().is_relative_to(folder.resolve()):
+                    raise ValueError(f"{path} has {name!r}, which is outside its folder")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(name) as source, target.open("wb") as file:
                     shutil.copyfileobj(source, file)
