@@ -65,15 +65,16 @@ def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> d
 
 def _kept(sides: Sequence[int | None], limit: int, side: int) -> list[int]:
     """Return the places of the tokens that fit; see `encode_pairs`. Special tokens are kept."""
+    if len(sides) <= limit:
+        return [*range(len(sides))]
     counts = [sides.count(0), sides.count(1)]
     room = limit - (len(sides) - sum(counts))
-    if sum(counts) > room:
-        own = counts[side]
-        shorter = int(counts[1] < counts[0])
-        least = min(counts[shorter], room // 2)
-        counts = [room - least, least] if shorter else [least, room - least]
-        if own < room:
-            counts[side], counts[1 - side] = own, room - own
+    own = counts[side]
+    shorter = int(counts[1] < counts[0])
+    least = min(counts[shorter], room // 2)
+    counts = [room - least, least] if shorter else [least, room - least]
+    if own < room:
+        counts[side], counts[1 - side] = own, room - own
     kept = []
     for place, of in enumerate(sides):
         if of is not None:
