@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from itertools import compress
 from numbers import Integral
@@ -43,7 +43,7 @@ COLUMNS = (
     Field("unfinished", "unfinished"),
 )
 
-# Columns that say which part of a text is scored; one string stands for all samples.
+# Columns that say which part of a text is scored.
 _SETTINGS = ("answer_after", "unfinished")
 
 # Column → key in a record of one sample.
@@ -131,7 +131,8 @@ REWRITES_OR_CONTINUES = (
 class Samples:
     """Texts to score, with optional columns that some scorers need.
 
-    Every column is a sequence of n strings, one per sample, and is kept as a tuple.
+    Every column is a sequence of n strings, one per sample, and is kept as a tuple. One string, or
+    one integer as a label or group, stands for all samples, except as texts and outputs.
 
     Args:
         texts: Generated texts, prefix included. The scores of an empty string are NaN.
@@ -147,10 +148,10 @@ class Samples:
         prompts: Input of the generator, for reward models, judges, tables and adapters. It may be
             a conversation, a list of messages with role and content, kept as a `Conversation`.
         groups: Group ids, strings or integers, equal for samples of the same prompt.
-        answer_after: End of a completion's reasoning, such as `"</think>"`, one for all or one per
-            sample. Only the answer is scored: what follows the last one. "" for the whole.
+        answer_after: End of a completion's reasoning, such as `"</think>"`. Only the answer is
+            scored: what follows the last one. "" for the whole.
         unfinished: Whether a completion without an answer counts as a whole (`"score"`, which is
-            the default) or fails (`"fail"`), one for all or one per sample.
+            the default) or fails (`"fail"`).
         outputs: Generated texts without their prefixes, in place of `texts`. A text becomes prefix
             + output, with a space where neither side has one (`joined`). Without prefixes, the
             prompts are the prefixes, except for conversations. A blank output is an empty text.
@@ -512,7 +513,7 @@ def _listed(name: str, column: Any, texts: Sequence[str]) -> Iterable[Any]:
     column = _plain(column)
     if name == "labels" and isinstance(column, Mapping):
         return _attribute_rows(column, len(texts))
-    if name in _SETTINGS and isinstance(column, str):
+    if isinstance(column, str | Integral) and name not in ("texts", "outputs"):
         return [column] * len(texts)
     table, unordered = table_of(column), isinstance(column, str | set | frozenset | Mapping)
     if isinstance(column, Iterable) and not (unordered or table):
@@ -625,9 +626,8 @@ def as_samples(data: SamplesLike | None = None, **columns: Any) -> Samples:
             `datasets.Dataset`. Names may be plural or singular; others are ignored. Without texts,
             `output` or TRL's `completion` are outputs, which follow their prompts. None if the
             texts are a keyword.
-        columns: Columns to add or replace, by a plural or singular name; one string or integer
-            applies to all samples. `label_map` maps labels in the data to the scorer's labels:
-            `{0: "negative", 1: "positive"}`.
+        columns: Columns to add or replace, by a plural or singular name. `label_map` maps labels in
+            the data to the scorer's labels: `{0: "negative", 1: "positive"}`.
 
     Examples:
         >>> as_samples([{"text": "Good soup.", "source": "Cold soup."}]).sources
@@ -652,14 +652,8 @@ def as_samples(data: SamplesLike | None = None, **columns: Any) -> Samples:
     if isinstance(data, Samples) and not added and label_map is None:
         return data
     table |= added
-    of_rows = "texts" if table.get("outputs") is None else "outputs"
-    if table.get(of_rows) is None:
+    if table.get("texts") is None and table.get("outputs") is None:
         raise TypeError("texts must be given, as the first argument")
-    if isinstance(table[of_rows], Iterator):
-        table[of_rows] = list(table[of_rows])
-    for name, column in added.items():
-        if isinstance(column, str | Integral) and name != of_rows:
-            table[name] = [column] * len(table[of_rows])
     samples = Samples(**table)
     return samples if label_map is None else _mapped(samples, label_map)
 

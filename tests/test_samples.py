@@ -61,6 +61,14 @@ def test_columns_are_kept_as_tuples_in_declaration_order() -> None:
     assert list(columns.items()) == [("texts", ("a", "")), ("labels", ("x", "y"))]
 
 
+def test_one_string_or_integer_stands_for_all_samples() -> None:
+    for build in (Samples, as_samples):
+        batch = build(iter(["The food", "The foo"]), prefixes="The f", labels=1, groups="a")
+        assert batch.prefixes == ("The f", "The f")
+        assert (batch.labels, batch.groups) == (("1", "1"), ("a", "a"))
+    assert Samples(outputs=["b", "c"], prompts="a").texts == ("a b", "a c")
+
+
 @pytest.mark.parametrize(
     ("error", "name", "build"),
     [
@@ -72,6 +80,8 @@ def test_columns_are_kept_as_tuples_in_declaration_order() -> None:
         (ItemError, r"texts\[1\]", lambda: Samples(["a", b"b"])),
         (ItemError, "prompts", lambda: as_samples(["a"], prompts=pd.array([None], "string"))),
         (ItemError, "labels", lambda: Samples(["a"], labels=[None])),
+        (ItemError, "prefixes", lambda: Samples(["a"], prefixes=1)),
+        (ItemError, "labels", lambda: Samples(["a"], labels=True)),
         (TypeError, "label", lambda: as_samples(["a"], lable="x")),
         (ItemError, "prefixes", lambda: Samples(["Food was"], prefixes=["The food"])),
         (ValueError, "mask", lambda: FOOD[[True, False]]),
