@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
-from ctrlreward.functional import reproducibility
 from ctrlreward.functional.bootstrap import Estimate, Floats, bootstrap, cluster_numbers
 
 STATISTICS = {"pearson": "Pearson r", "spearman": "Spearman ρ", "kendall": "Kendall τ-b"}
+_PIECE = 2_000_000  # numbers of a working array
 _UNDEFINED = dict.fromkeys(STATISTICS, float("nan"))
 
 
@@ -30,13 +29,42 @@ class RatingCorrelations(NamedTuple):
 
 
 def correlate(x: Floats, y: Floats) -> dict[str, float]:
-    """Return the `correlate` of `functional`, and Kendall's τ-b, of the pairs of shape (n,)."""
-    pearson, spearman, n = reproducibility.correlate(x, y)
-    if np.isnan(pearson):
-        return _UNDEFINED
-    valid = np.isfinite(x) & np.isfinite(y) if n < len(x) else slice(None)
-    kendall = stats.kendalltau(x[valid], y[valid], method="asymptotic").statistic
-    return {"pearson": pearson, "spearman": spearman, "kendall": float(kendall)}
+    """Return the correlations of the pairs of shape (n,) in which both are finite, by name."""
+    valid = np.isfinite(x) & np.isfinite(y)
+    found = weighted_correlations(x[valid], y[valid], np.ones((1, valid.sum())))
+    return {name: float(value) for name, (value,) in found.items()}
+
+
+def weighted_correlations(x: Floats, y: Floats, weights: Floats) -> dict[str, Floats]:
+    """Return Pearson's r, Spearman's ρ and Kendall's τ-b of n finite pairs, each of shape (draws,).
+
+    `weights` say how often each draw has each pair, shape (draws, n). NaN for fewer than three
+    pairs (two points always lie on a line) and for a constant side. Time grows with draws · n².
+    """
+    ranks = np.empty((2, *weights.shape))
+    pairs = np.zeros((3, len(weights)))  # in the same order less the others; that differ in x, in y
+    drawn = weights.astype(np.float32)  # sums of signs are whole numbers, exact below 2**24
+    for start in range(0, len(x), size := max(1, _PIECE // max(len(x), 1))):
+        rows = slice(start, start + size)
+        signs = [np.sign(side[rows, None] - side).astype(np.float32) for side in (x, y)]
+        for rank, sign in zip(ranks, signs, strict=True):
+            rank[:, rows] = drawn @ sign.T  # pairs below less pairs above: twice a midrank
+        for count, sign in zip(pairs, (signs[0] * signs[1], *map(np.abs, signs)), strict=True):
+            count += (weights[:, rows] * (drawn @ sign.T)).sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        found = _pearson(x, y, weights), _pearson(ranks[0], ranks[1], weights)
+        kendall = pairs[0] / np.sqrt(pairs[1] * pairs[2])
+    few = (weights.sum(axis=1) < 3) | ~pairs[1:].all(axis=0)
+    values = np.where(few, np.nan, [*found, kendall])
+    return dict(zip(STATISTICS, values, strict=True))
+
+
+def _pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """Return the weighted correlation of each draw, whose pairs are the last axis."""
+    total = weights.sum(axis=1, keepdims=True)
+    x, y = (side - (weights * side).sum(axis=1, keepdims=True) / total for side in (x, y))
+    shared, own, other = ((weights * a * b).sum(axis=1) for a, b in ((x, y), (x, x), (y, y)))
+    return (shared / np.sqrt(own * other)).clip(-1.0, 1.0)
 
 
 def rating_correlations(
@@ -63,7 +91,7 @@ def rating_correlations(
         seed: The same one gives the same intervals.
     """
     x, y = np.asarray(scores, np.float64), np.asarray(ratings, np.float64)
-    failed = np.isnan(x) | np.isnan(y)
+    failed = ~(np.isfinite(x) & np.isfinite(y))
     if systems is None:
         read = np.ones(len(x), dtype=bool)
     else:
@@ -74,11 +102,8 @@ def rating_correlations(
     places = cluster_numbers([i if systems is None else systems[i] for i in rows])
     n, unit = len(set(places.tolist())), "row" if systems is None else "system"
 
-    def correlated(weights: Floats) -> dict[str, float]:
-        """Correlate the rows as often as drawn, or the means of the systems, NaN without a row."""
-        if systems is None:
-            drawn = weights.astype(np.int64)
-            return correlate(np.repeat(x, drawn), np.repeat(y, drawn))
+    def of_means(weights: Floats) -> dict[str, float]:
+        """Correlate the means of the systems in a draw; NaN if it has no row of one."""
         sizes = np.bincount(places, weights, n)
         if not sizes.all():
             return _UNDEFINED
@@ -86,10 +111,12 @@ def rating_correlations(
         return correlate(*(np.array([float(f"{mean:.12g}") for mean in side]) for side in means))
 
     def statistics(draws: Floats) -> dict[str, Floats]:
-        found = [correlated(weights) for weights in draws]
+        if systems is None:
+            return weighted_correlations(x, y, draws)
+        found = [of_means(weights) for weights in draws]
         return {name: np.array([each[name] for each in found]) for name in STATISTICS}
 
-    values = correlated(np.ones(len(rows)))
+    values = {name: float(value) for name, (value,) in statistics(np.ones((1, len(x)))).items()}
     note = ""
     if np.isnan(values["pearson"]):
         note = f"a correlation takes 3 {unit}s that differ in score and rating, got {n}"

@@ -15,6 +15,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,7 +28,7 @@ from ctrlreward.models.neutral_texts import NEUTRAL_CONTEXTS
 from ctrlreward.models.sentences import split_sentences
 from ctrlreward.models.stop_words import read_stop_words
 from ctrlreward.models.tasks import Patterns
-from ctrlreward.ratings.correlations import correlate
+from ctrlreward.ratings.correlations import weighted_correlations
 from ctrlreward.ratings.rated_files import read_rated
 from ctrlreward.ratings.report import cell, print_table
 from ctrlreward.recipes.data_sets import local_file
@@ -56,21 +57,24 @@ def rated(file: str, rating: str) -> Judged:
 
 
 def compare(judged: Judged, variants: Variants, seed: int = 0) -> list[list[str]]:
-    """Return for each variant its ρ, and its difference to the first with the interval."""
+    """Return for each variant its ρ, and its difference to the first with the interval.
 
-    def rhos(weights: Floats) -> Floats:
-        """Return the ρ of each variant if rows are drawn `weights` times."""
-        times = weights.astype(np.int64)
-        ratings = np.repeat(judged.ratings, times)
-        drawn = (np.repeat(values, times) for values in variants.values())
-        return np.array([correlate(values, ratings)["spearman"] for values in drawn])
+    Rows that a variant fails are left out of all.
+    """
+    scored = np.isfinite([judged.ratings, *variants.values()]).all(axis=0)
+    sides = [values[scored] for values in variants.values()]
+    members = cluster_numbers([*compress(judged.clusters, scored)])
+
+    def rhos(draws: Floats) -> list[Floats]:
+        ratings = judged.ratings[scored]
+        return [weighted_correlations(side, ratings, draws)["spearman"] for side in sides]
 
     def differences(draws: Floats) -> dict[str, Floats]:
-        found = np.array([rhos(weights) for weights in draws])
-        return {name: found[:, i] - found[:, 0] for i, name in enumerate(variants)}
+        found = rhos(draws)
+        return {name: rho - found[0] for name, rho in zip(variants, found, strict=True)}
 
-    estimates = bootstrap(differences, cluster_numbers(judged.clusters), 0.95, 1000, seed)
-    whole = rhos(np.ones(len(judged.ratings))).tolist()
+    estimates = bootstrap(differences, members, 0.95, 1000, seed)
+    whole = [float(rho) for (rho,) in rhos(np.ones((1, len(members))))]
     return [
         [name, cell(rho), *([cell(*estimates[name])] if i else [""])]
         for i, (name, rho) in enumerate(zip(variants, whole, strict=True))
