@@ -15,7 +15,6 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from itertools import compress
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -61,12 +60,13 @@ def compare(judged: Judged, variants: Variants, seed: int = 0) -> list[list[str]
 
     Rows that a variant fails are left out of all.
     """
-    scored = np.isfinite([judged.ratings, *variants.values()]).all(axis=0)
-    sides = [values[scored] for values in variants.values()]
-    members = cluster_numbers([*compress(judged.clusters, scored)])
+    finite = np.isfinite([judged.ratings, *variants.values()]).all(axis=0)
+    rows = np.flatnonzero(finite).tolist()
+    sides = [values[rows] for values in variants.values()]
+    members = cluster_numbers([judged.clusters[row] for row in rows])
 
     def rhos(draws: Floats) -> list[Floats]:
-        ratings = judged.ratings[scored]
+        ratings = judged.ratings[rows]
         return [weighted_correlations(side, ratings, draws)["spearman"] for side in sides]
 
     def differences(draws: Floats) -> dict[str, Floats]:
