@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -107,7 +107,8 @@ def complete(module: Generator, prompts: Samples, repeats: int, seed: int) -> Sa
             caller, completions = f"{name}.complete", module.complete(asked)
         else:
             caller, completions = name, module(asked)
-    if isinstance(completions, str) or not hasattr(completions, "__len__"):
+    # A mapping would give its keys, often the prompts, and a set another order.
+    if isinstance(completions, str | Mapping | Set) or not hasattr(completions, "__len__"):
         raise TypeError(
             f"{caller} must return a list, got {shortened(completions)}, {kind_of(completions)}"
         )
@@ -121,8 +122,8 @@ def complete(module: Generator, prompts: Samples, repeats: int, seed: int) -> Sa
     # With sources it may be a copy of the input, which some models begin with.
     if rows.sources is None and all(p and text.startswith(p) for p, text in pairs):
         warnings.warn(
-            f"all completions of {caller} begin with their prompt, which is in the text twice: "
-            "return only what follows it, ids[:, input_ids.shape[1]:]",
+            f"all completions of {caller} begin with their prompt: return only what follows it, "
+            "ids[:, input_ids.shape[1]:] of a model without an encoder",
             stacklevel=2,
         )
     return with_answers(rows.completed(completions), getattr(module, "tokenizer", None))

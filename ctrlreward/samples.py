@@ -76,7 +76,7 @@ def columns_from_records(records: Sequence[Any]) -> dict[str, Any]:
         if not isinstance(record, Mapping) or [key for key in keys if key in record] != present:
             must = f"must be an object with the keys of the first, {', '.join(present)}"
             raise ItemError("samples", i, f"= {shortened(record)} {must}")
-    return _known_columns({key: [record[key] for record in records] for key in present})
+    return _known_columns({key: [record[key] for record in records] for key in present}, first)
 
 
 def shortened(item: object, width: int = 40) -> str:
@@ -100,7 +100,7 @@ def table_of(data: object) -> Mapping[Any, Any] | None:
     return None
 
 
-def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
+def _known_columns(table: Mapping[Any, Any], given: Iterable[Any] | None = None) -> dict[str, Any]:
     columns = {}
     for name, key in JSON_KEYS.items():
         names = [each for each in dict.fromkeys((name, key)) if each in table]
@@ -112,7 +112,7 @@ def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
         return columns
     outputs = [name for name in OUTPUT_NAMES if name in table]
     if len(outputs) != 1:
-        found = ", ".join(map(str, table)) or "none"
+        found = ", ".join(map(str, given or table)) or "none"
         raise ValueError(f"the data must have a column 'text', or one 'output', got {found}")
     return columns | {"outputs": table[outputs[0]]}
 
