@@ -56,8 +56,10 @@ class Weighted(Aggregate):
     def check(self, components: Mapping[str, Component]) -> Weighted:
         for name, weight in self.weights.items():
             spec = components[one_of("each key of weights", name, components)].spec
-            if (weight if spec.higher_is_better else -weight) < 0:
-                raise ValueError(f"the weight of {name} must be {-weight}, got {weight}")
+            higher = spec.higher_is_better
+            if not 0 <= (weight if higher else -weight) < np.inf:
+                must = "0 or more, as higher" if higher else "0 or less, as lower"
+                raise ValueError(f"the weight of {name} must be {must} is better, got {weight}")
         default = {name: 1.0 if c.spec.higher_is_better else -1.0 for name, c in components.items()}
         return Weighted({name: float(self.weights.get(name, w)) for name, w in default.items()})
 

@@ -201,7 +201,7 @@ class Reward(AnyReward):
             aggregate = Weighted({**aggregate.weights, **weights})
         if isinstance(aggregate, Aggregate):
             aggregate = aggregate.check(self.components)
-        elif not callable(aggregate) or isinstance(aggregate, Component | Scorer):
+        elif not callable(aggregate) or isinstance(aggregate, Component | Scorer | type):
             raise TypeError(
                 f"aggregate must be a name, an aggregate or a callable, got {shortened(aggregate)}"
             )
@@ -338,8 +338,11 @@ def _checked_conditions(
     components: Mapping[str, Component], given: Conditions
 ) -> dict[str, tuple[str, float]]:
     """Return conditions that can be met; a ValueError for others."""
-    for name, (condition, at_least) in given.items():
-        place = f"given[{name!r}] = {(condition, at_least)}"
+    for name, pair in given.items():
+        place = f"given[{name!r}] = {shortened(pair)}"
+        if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[1], Real)):
+            raise TypeError(f"{place} must be a component and a threshold")
+        condition, at_least = pair
         for each in (name, condition):
             one_of(f"{place}: a component", each, components)
         if condition in given:

@@ -214,6 +214,9 @@ ACCURACY = transfer()["accuracy"]
     [
         # Weights
         ({"c": (COST, 2)}, "weighted", {}, "weight"),
+        ({"a": (FIRST, -1)}, "weighted", {}, "weight"),
+        ({"a": (FIRST, float("nan"))}, "weighted", {}, "weight"),
+        ({"c": (COST, float("-inf"))}, "weighted", {}, "weight"),
         ({"a": (ACCURACY, 1.0), "g": GAIN}, "gm", {}, "weights"),
         (
             {"a": FIRST, "b": Perplexity()["log_likelihood"]},
@@ -242,6 +245,17 @@ ACCURACY = transfer()["accuracy"]
 def test_what_can_not_be_combined(components, aggregate, options, message) -> None:
     with pytest.raises(ValueError, match=message):
         Reward(components, aggregate, **options)
+
+
+@pytest.mark.parametrize("pair", ["b", "bb", ("b", "0.5"), ("b", 0.5, 1)])
+def test_a_condition_is_a_component_and_a_number(pair) -> None:
+    with pytest.raises(TypeError, match="given"):
+        Reward({"a": FIRST, "b": SECOND}, given={"a": pair})
+
+
+def test_an_aggregate_is_an_object_and_not_its_class() -> None:
+    with pytest.raises(TypeError, match="aggregate"):
+        Reward({"a": FIRST, "b": SECOND}, Minimum)
 
 
 # Failures

@@ -154,6 +154,9 @@ def _steps(
     logged = {step for step, _ in log.rows}
     late = written if log.source == "HistoryLogger" and not sets else set()
     earlier = not late <= logged and {step - 1 for step in late} <= logged
+    # The log of transformers is a checkpoint's: what was scored later is in the texts alone.
+    partial = not log.rows or log.source == "trainer_state.json"
+    end = max(logged, default=-1) if partial else math.inf
     metrics: dict[int, dict[str, float]] = {}
     for step, values in log.rows:
         metrics.setdefault(step + earlier, {}).update(values)
@@ -163,11 +166,13 @@ def _steps(
         note, paired = note_of(name, by_step)
         notes |= {name: note} if note else {}
         for step, texts in by_step.items():
-            keyed = {f"{name}/{key}": row for key, row in texts.by_prompt.items()}
-            if not texts.ours or not log.rows:  # no log has these scores
-                means = {key: valid_mean(np.asarray(row)) for key, row in keyed.items()}
+            if not texts.ours or step > end:  # no log has these scores
+                start = f"{PREFIX}{name}/" if texts.ours and log.rows else f"{name}/"
+                rows = {**texts.by_prompt, **texts.scores}  # means of texts, as trainers log them
+                means = {start + key: valid_mean(np.asarray(row)) for key, row in rows.items()}
                 metrics.setdefault(step, {}).update(means)
             if paired:
+                keyed = {f"{name}/{key}": row for key, row in texts.by_prompt.items()}
                 evidence.setdefault(step, {}).update(keyed)
     steps = []
     for step, values in sorted(metrics.items()):

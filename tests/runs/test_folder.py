@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +97,21 @@ def test_a_scorer_that_measures_something_else_starts_a_new_reference(tmp_path: 
     assert "compared by means" in run.notes["rollout"]
     for each in run.steps:
         assert set(each.evidence) == {"score/r", "score/fail_rate"}
+
+
+def test_what_was_scored_after_the_last_checkpoint(tmp_path: Path) -> None:
+    """The log of transformers is the last checkpoint's, which `save_total_limit=1` may remove."""
+    levels = {2: [1.0, 1.0, np.nan, 4.0], 4: [3.0, 5.0, np.nan, 7.0]}
+    for step, values in levels.items():
+        path = tmp_path / "samples" / "score" / f"step={step:06d}.jsonl"
+        samples = Samples([*"abcd"], prompts=["p", "p", "q", "q"])
+        write_scored_samples(path, samples, {"r": np.array(values)}, measure="m")
+    (tmp_path / "checkpoint-2").mkdir()
+    history = [{"step": 2, "eval_loss": 1.0, "eval_score/r": 2.0, "eval_score/fail_rate": 0.25}]
+    log = tmp_path / "checkpoint-2" / "trainer_state.json"
+    log.write_text(json.dumps({"log_history": history}))
+    first, last = read_stored_run(tmp_path).steps
+    assert (first.step, last.step) == (2, 4)
+    assert first.metrics == {k: v for k, v in history[0].items() if k != "step"}
+    assert last.metrics == {"eval_score/r": 5.0, "eval_score/fail_rate": 0.25}
+    np.testing.assert_array_equal(last.evidence["eval_score/r"], [4, 7])
