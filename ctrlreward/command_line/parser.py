@@ -6,6 +6,7 @@ Importing this imports no torch.
 from __future__ import annotations
 
 import json
+import sys
 from argparse import RawDescriptionHelpFormatter
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -26,9 +27,11 @@ The options of a scorer follow its name, and --scorers.help NAME lists them."""
 
 
 def import_scorers() -> None:
-    """Import the scorers, which the parser takes by their short names from then on."""
+    """Let the parser take scorers by their short names, and modules of the working folder."""
     for name in dir(scorers):
         getattr(scorers, name)
+    if "" not in sys.path:
+        sys.path.append("")
 
 
 class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):

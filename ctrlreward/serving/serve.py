@@ -74,12 +74,12 @@ def serve(
     block = read_reward(reward)
     # The token of the server and its clients, which is not in a command line.
     token = os.environ.get("CTRLREWARD_TOKEN")
-    loopback = False
-    with suppress(OSError, ValueError):
-        addresses = [each[4][0] for each in socket.getaddrinfo(host, None)]
-        loopback = all(ipaddress.ip_address(address).is_loopback for address in addresses)
-    if token is None and not loopback:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    if token is None and not all(ipaddress.ip_address(each[4][0]).is_loopback for each in found):
         raise ValueError(f"--host {host} needs a token: set CTRLREWARD_TOKEN")
+    if not 0 <= port < 2**16:
+        raise ValueError(f"--port must be from 0 to 65535, got {port}")
+    sockets = [socket.create_server((each[4][0], port), family=each[0]) for each in found]
     import uvicorn
 
     from ctrlreward.serving.application import served_app  # with torch: after all checks
@@ -87,8 +87,6 @@ def serve(
     app = served_app(block, device, token=token, waiting=waiting, get_reward=get_reward)
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         lifespan="on",
         log_level="warning",
         timeout_graceful_shutdown=grace,
@@ -97,12 +95,12 @@ def serve(
         http="h11",  # which limits headers; httptools stores any number
     )
     with suppress(KeyboardInterrupt):  # raised again by uvicorn, after its shutdown
-        asyncio.run(_serve(uvicorn.Server(config), app.state.batcher))
+        asyncio.run(_serve(uvicorn.Server(config), app.state.batcher, sockets))
     if app.state.batcher.state == "failed":
         raise SystemExit(1)
 
 
-async def _serve(server: Server, batcher: Batcher) -> None:
+async def _serve(server: Server, batcher: Batcher, sockets: list[socket.socket]) -> None:
     """Serve until the process is asked to end, or the models can't be loaded."""
 
     async def report() -> None:
@@ -117,5 +115,5 @@ async def _serve(server: Server, batcher: Batcher) -> None:
         server.should_exit = batcher.state == "failed"
 
     reporting = asyncio.create_task(report())
-    await server.serve()
+    await server.serve(sockets)
     reporting.cancel()

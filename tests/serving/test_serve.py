@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -160,6 +161,23 @@ def test_a_mistake_is_an_error(
     printed = fails("serve", written(content), "--port", "0", *options)
     assert "error: " in printed
     assert message in printed
+
+
+def test_a_port_that_can_not_be_had_is_told(bare: Path, fails: Callable[..., str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for port in (taken.getsockname()[1], 70000, -1):
+            assert str(port) in fails("serve", bare, f"--port={port}")
+    assert "error" in fails("serve", bare, "--host", "nowhere.invalid")
+
+
+def test_a_function_of_the_working_folder_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    Path("brief_words.py").write_text("def brevity(texts):\n    return [-len(t) for t in texts]\n")
+    Path("own.yaml").write_text("components: {brevity: {function: brief_words.brevity}}")
+    assert build_reward(Path("own.yaml"))(["abc", "d"]).total.tolist() == [-3, -1]
 
 
 def test_a_reward_that_can_not_be_loaded_ends_the_server(
