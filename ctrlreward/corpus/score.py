@@ -44,6 +44,7 @@ from ctrlreward.tables.rows import (
     SUFFIXES,
     check_suffix,
     encode_rows,
+    parquet_types,
     read_placed,
 )
 
@@ -71,7 +72,7 @@ def run(arguments: list[str]) -> None:
     with user_errors():
         arguments = gather_words(arguments, _LISTS)
         tables = [Path(word) for word in arguments if word.endswith(SUFFIXES) and word[0] != "-"]
-        if tables and ":/" not in str(tables[0]):
+        if len(tables) > 1 and ":/" not in str(tables[0]):
             tables[0].stat()  # a mistake is told before torch is imported, which takes seconds
         if any(word.startswith(("--scorers", "--config")) for word in arguments):
             import_scorers()  # and torch, without which the help is quick
@@ -120,6 +121,8 @@ def score_file(
         shard: `2/4` scores the second quarter of the rows, for several processes.
         identity: Configuration of the scorers, which a resumed run must share.
     """
+    if "://" in output:
+        raise ValueError(f"output must be a path of this machine, got {output!r}")
     target = Path(output)
     check_suffix(target)
     if target.exists() and Path(input).exists() and target.samefile(input):
@@ -141,8 +144,10 @@ def score_file(
     compared = [name for name, c in components.items() if not c.scorer.pointwise]
     if shard and compared:
         raise ValueError(f"{', '.join(compared)} needs all rows, not a shard of them")
+    kept = target.suffix == ".parquet" and input.endswith(".parquet")
+    types = parquet_types(input) if kept else {}
     if target.suffix == ".parquet":
-        encode_rows(target.suffix, rows, {})  # raises, before anything is scored
+        encode_rows(target.suffix, rows, {}, types)  # raises, before anything is scored
     # What scores of a corpus read beside the scores.
     scored = dict(components)
     for component in components.values():
@@ -172,7 +177,7 @@ def score_file(
     with rows_named(places, read):
         scores = score_parts(scored, samples, log, places, systems)
     added = {name: scores[name] for name in components}
-    content = encode_rows(target.suffix, rows, added)
+    content = encode_rows(target.suffix, rows, added, types)
     write_whole(seal, _seal(log, content))
     write_whole(target, content)
     path.unlink(missing_ok=True)

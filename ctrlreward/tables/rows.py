@@ -39,8 +39,12 @@ def read_bytes(source: Path | str) -> bytes:
     if "://" in str(source):
         import fsspec
 
-        with fsspec.open(str(source), "rb") as file:
-            return bytes(file.read())
+        try:
+            with fsspec.open(str(source), "rb") as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            message = f"{source} does not exist, or its server does not answer"
+            raise FileNotFoundError(message) from None
     return Path(source).read_bytes()
 
 
@@ -134,6 +138,13 @@ def parquet_rows(content: bytes, path: str) -> list[tuple[int, Row]]:
     return [*enumerate(table.to_pylist(), 1)]
 
 
+def parquet_types(source: Path | str) -> dict[str, Any]:
+    """Return the Arrow type of each column of a Parquet file."""
+    content = import_extra("pyarrow", str(source)).BufferReader(read_bytes(source))
+    schema = import_extra("pyarrow.parquet", str(source)).read_schema(content)
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
 def _rows_of(shard: str, rows: int) -> slice:
     """Return the rows of a shard, such as `2/4`."""
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
@@ -143,8 +154,15 @@ def _rows_of(shard: str, rows: int) -> slice:
     return slice(rows * (i - 1) // n, rows * i // n)
 
 
-def encode_rows(suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores]) -> bytes:
+def encode_rows(
+    suffix: str,
+    rows: Sequence[Row],
+    scores: Mapping[str, Scores],
+    types: Mapping[str, Any] | None = None,
+) -> bytes:
     r"""Encode a table: all columns of n rows, then the scores, arrays of shape (n,) by name.
+
+    In Parquet, columns have the `types` of `parquet_types`, or else those of their values.
 
     NaN becomes null, in CSV an empty cell. Lists and objects are JSON in a cell of CSV. What JSON
     lacks, such as a date, becomes text, and infinity null. An unpaired surrogate, which UTF-8 can't
@@ -159,11 +177,15 @@ def encode_rows(suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores]) 
         {**row, **{k: column[i] for k, column in columns.items()}} for i, row in enumerate(rows)
     ]
     if suffix == ".parquet":
-        return _parquet({name: [row.get(name) for row in table] for name in names}, scores)
+        types = {**(types or {}), **dict.fromkeys(scores, "float64")}
+        return _parquet({name: [row.get(name) for row in table] for name in names}, types)
     if suffix == ".jsonl":
         return "".join(_json(row) + "\n" for row in table).encode(errors="backslashreplace")
     lines: list[list[Any]] = [
-        [_json(cell) if isinstance(cell, dict | list) else cell for cell in map(row.get, names)]
+        [
+            _json(cell) if isinstance(cell, dict | list) else without_nan(cell)
+            for cell in map(row.get, names)
+        ]
         for row in table
     ]
     # Minimal quoting leaves a lone \r unquoted, and readers treat it as a line end.
@@ -178,7 +200,7 @@ def _json(value: Any) -> str:
     return json.dumps(without_nan(value), ensure_ascii=False, default=str)
 
 
-def _parquet(columns: Mapping[str, Sequence[Any]], scores: Mapping[str, Scores]) -> bytes:
+def _parquet(columns: Mapping[str, Sequence[Any]], types: Mapping[str, Any]) -> bytes:
     pyarrow, parquet = (
         import_extra(name, "a Parquet file") for name in ("pyarrow", "pyarrow.parquet")
     )
@@ -189,7 +211,7 @@ def _parquet(columns: Mapping[str, Sequence[Any]], scores: Mapping[str, Scores])
             for cell in cells
         ]
         try:
-            arrays[name] = pyarrow.array(escaped, pyarrow.float64() if name in scores else None)
+            arrays[name] = pyarrow.array(escaped, types.get(name))
             pyarrow.field(name, arrays[name].type)
         except (pyarrow.ArrowException, OverflowError, UnicodeError) as error:
             raise ValueError(

@@ -320,6 +320,8 @@ WRONG = [
     ("moods.jsonl o.csv --scorers LexiconSentiment --columns.label mood", "moods.jsonl:10: mood"),
     (f"prefixes.jsonl o.csv {BY_LETTERS}", "prefixes.jsonl:10: prefix"),
     *((f"in.jsonl o.csv {BY_LETTERS} --shard={s}", "shard") for s in ("0/2", "3/2", "1")),
+    *((f"{file} o.csv {BY_LETTERS}", file) for file in ("in.json", "memory://no/such.csv")),
+    (f"in.jsonl memory://o.csv {BY_LETTERS}", "memory://o.csv"),
 ]
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ctrlreward import Samples
 from ctrlreward.tables.columns import Columns, number_column, to_samples
-from ctrlreward.tables.rows import encode_rows, parse_table, read_rows
+from ctrlreward.tables.rows import encode_rows, parquet_types, parse_table, read_rows
 
 NAN = float("nan")
 
@@ -190,12 +190,30 @@ def test_parquet_types_come_from_all_rows() -> None:
             encode_rows(".parquet", unfit, {})
 
 
+def test_a_parquet_file_keeps_its_types(tmp_path: Path) -> None:
+    pa = pyarrow
+    columns = {
+        "text": pa.array(["a", None], pa.large_string()),
+        "pairs": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+        "hash": pa.array([2**64 - 1, None], pa.uint64()),
+        "small": pa.array([0.1, None], pa.float32()),
+        "name": pa.array(["x", None]).dictionary_encode(),
+        "when": pa.array([10**18 + 1, None], pa.timestamp("ns")),
+        "none": pa.nulls(2),
+    }
+    pa.parquet.write_table(pa.table(columns), tmp_path / "in.parquet")
+    types = parquet_types(tmp_path / "in.parquet")
+    content = encode_rows(".parquet", read_rows(tmp_path / "in.parquet"), {"s": np.ones(2)}, types)
+    expected = pa.table({**columns, "s": [1.0, 1.0]})
+    assert pa.parquet.read_table(io.BytesIO(content)).equals(expected)
+
+
 def test_what_json_or_csv_lack_is_null_or_text() -> None:
     day = datetime.date(2020, 2, 1)
     row = {"a": NAN, "b": [1.5, np.inf], "day": day, "days": [day]}
     line = encode_rows(".jsonl", [row], {"s": np.array([NAN])})
     read = {"a": None, "b": [1.5, None], "day": "2020-02-01", "days": ["2020-02-01"], "s": None}
     assert json.loads(line) == read
-    cells = [{"a": ["x", 1], "when": day}, {"a": "plain", "when": day}]
+    cells = [{"a": ["x", 1], "when": day, "n": np.inf}, {"a": "plain", "when": day, "n": NAN}]
     content = encode_rows(".csv", cells, {"s": np.array([0.1, NAN])}).decode()
-    assert content == 'a,when,s\n"[""x"", 1]",2020-02-01,0.1\nplain,2020-02-01,\n'
+    assert content == 'a,when,n,s\n"[""x"", 1]",2020-02-01,,0.1\nplain,2020-02-01,,\n'
