@@ -22,6 +22,9 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 
+# Attribute of a module: the step of the weights that it got from a checkpoint and still has.
+LOADED_STEP = "_ctrlreward_loaded_step"
+
 
 class CallbackMixin(Callback):
     """Callback that checks the package and the strategy of the trainer.

@@ -11,7 +11,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 
 from ctrlreward.arguments import positive
-from ctrlreward.callbacks.base_callback import CallbackMixin
+from ctrlreward.callbacks.base_callback import LOADED_STEP, CallbackMixin
 from ctrlreward.callbacks.wandb_rows import (
     ALIKE,
     define_curves,
@@ -98,7 +98,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.last_scored_step = self._validated_step = -1
         self.folder: Path | None = None
         self._last_logged: dict[str, float] = {}
-        self._loaded_step: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -127,7 +126,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         super().setup(trainer, pl_module, stage)
         if stage == "predict":
             return
-        self._loaded_step = None
         self.refuse(mismatch(pl_module, self.samples))
         self.needs_validation(trainer, stage)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -150,13 +148,14 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Record the step of the weights, which the trainer restores only for training."""
-        self._loaded_step = checkpoint["global_step"]
+        vars(pl_module)[LOADED_STEP] = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that an encoder-decoder's input is separate from the beginning of its output."""
         self.refuse(unclear_input(pl_module, self.samples))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        vars(pl_module).pop(LOADED_STEP, None)
         best = {key: f"{spec.mode},last" for key, spec in self.specs.items()}
         define_curves(trainer, best, f"{self.name}/{SCORED_STEP}")
 
@@ -176,8 +175,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
                 self.validations += 1
             if self.folder and self.validations % self.every_n_validations:
                 return
-        elif self._loaded_step is not None:
-            step = self._loaded_step
+        else:
+            step = vars(pl_module).get(LOADED_STEP, step)
         prompts = self.prompts if self.folder else self.prompts[:2]
         # Lightning enables mixed precision in its steps, not in this hook.
         precision = trainer.precision_plugin.val_step_context()

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from ctrlreward.arguments import counted, positive
-from ctrlreward.callbacks.base_callback import CallbackMixin
+from ctrlreward.callbacks.base_callback import LOADED_STEP, CallbackMixin
 from ctrlreward.callbacks.judges import (
     AUC,
     check_judges,
@@ -206,6 +206,8 @@ class BeforeAfterMixin(Comparison, CallbackMixin):
         else:
             state = torch.load(path, map_location=pl_module.device, weights_only=True)
             pl_module.load_state_dict(state["state_dict"], strict=False)
+        if keeper.best_model_path:
+            vars(pl_module)[LOADED_STEP] = keeper.selected_step
         self.end(lambda: self._generate(trainer, pl_module), lambda: run_facts(trainer))
 
     def _generate(self, trainer: Trainer, module: LightningModule) -> Samples:

@@ -121,13 +121,14 @@ def test_test_scores_the_best_weights(fit, counter, watch, tmp_path, kind: str) 
     logged = {"score/v": 0.75, "score/l": 0.25, "score/fail_rate": 0.0, "score/scored_step": 2.0}
     assert trainer.test(ckpt_path="best", verbose=False) == [logged]
     assert trainer.validate(ckpt_path="best", verbose=False) == [logged]
+    assert trainer.validate(trainer.lightning_module, verbose=False) == [logged]  # still the best
     folder = tmp_path / "samples" / "score"
     best = folder / "step=000002.jsonl"
     assert (folder / "test-step=000002.jsonl").read_text() == best.read_text()
     # In another process, a logger of the same folder keeps the rows of training.
     rows = [{"step": 2, "score/v": 0.75, "score/l": 0.25, "score/fail_rate": 0.0, "epoch": 0}]
     before = JsonLog(tmp_path / "metrics.jsonl").read()
-    assert [row["step"] for row in before] == [1, 2, 3, 4, 2, 2]
+    assert [row["step"] for row in before] == [1, 2, 3, 4, 2, 2, 2]
     logger = HistoryLogger(str(tmp_path))
     again = quiet_trainer(callbacks=callbacks(), logger=logger, enable_checkpointing=True)
     kept = trainer.checkpoint_callback.best_model_path
