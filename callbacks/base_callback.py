@@ -117,6 +117,16 @@ class CallbackMixin(Callback):
         """Free models and restore the module, after a run and after its error."""
 
 
+def log_folder(trainer: Trainer) -> Path:
+    """Return the folder of the log that `ctrlreward select` reads; every rank must call this.
+
+    A `HistoryLogger` comes before the trainer's other loggers, in any order: it is read first.
+    """
+    own = [each.save_dir for each in trainer.loggers if isinstance(each, HistoryLoggerMixin)]
+    # The trainer broadcasts its `log_dir`.
+    return Path(own[0] if own else trainer.log_dir or trainer.default_root_dir)
+
+
 def about_damage(trainer: Trainer) -> str:
     """Return that the checkpoint to resume from is damaged, and which others are there, or ""."""
     path = Path(trainer.ckpt_path or "")

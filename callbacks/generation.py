@@ -11,7 +11,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 
 from ctrlreward.arguments import positive
-from ctrlreward.callbacks.base_callback import LOADED_STEP, CallbackMixin
+from ctrlreward.callbacks.base_callback import LOADED_STEP, CallbackMixin, log_folder
 from ctrlreward.callbacks.wandb_rows import (
     ALIKE,
     define_curves,
@@ -138,8 +138,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         hparams, trial = pl_module.hparams, bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self.settings = {key: hparams[key] for key in _LENGTHS if key in hparams}
         self._repeats = 1 if trial else self.generations_per_prompt
-        # On every rank, since the trainer broadcasts its `log_dir`.
-        folder = Path(trainer.log_dir or trainer.default_root_dir) / "samples" / self.name
+        folder = log_folder(trainer) / "samples" / self.name
         self.folder = None if trial else folder
         if stage == "fit" and not trial:
             on_rank_zero(lambda: remove_unfinished(folder, "step=*"))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ctrlreward.arguments import Mode, better_direction
-from ctrlreward.callbacks.base_callback import CallbackMixin
+from ctrlreward.callbacks.base_callback import CallbackMixin, log_folder
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.terms import ShapedModule
 from ctrlreward.files import json_text, read_json, write_whole
@@ -116,11 +115,6 @@ class DecidingMixin(Decides, CallbackMixin):
             return self.decider.decide(self.snapshots.take(trainer))
         except NotLogged as error:
             self.refuse(str(error))
-
-
-def log_folder(trainer: Trainer) -> Path:
-    """Return the folder of a trainer's log; every rank must call this."""
-    return Path(trainer.log_dir or trainer.default_root_dir)
 
 
 def note_decisions(trainer: Trainer, **content: Mapping[str, Any]) -> None:

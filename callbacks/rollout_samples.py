@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from ctrlreward.arguments import positive
-from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.monitoring import log_folder
+from ctrlreward.callbacks.base_callback import CallbackMixin, log_folder
 from ctrlreward.callbacks.wandb_rows import log_sample_table
 from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.reward import RewardBatch

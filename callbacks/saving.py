@@ -18,7 +18,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from ctrlreward.callbacks.monitoring import DecidingMixin, log_folder, note_decisions
+from ctrlreward.callbacks.base_callback import log_folder
+from ctrlreward.callbacks.monitoring import DecidingMixin, note_decisions
 from ctrlreward.files import (
     remove_at_once,
     remove_unfinished,

@@ -6,9 +6,17 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from lightning_choice import LIGHTNING, HistoryLogger, RewardEarlyStopping, pl, quiet_trainer
+from lightning_choice import (
+    LIGHTNING,
+    HistoryLogger,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+    pl,
+    quiet_trainer,
+)
 
 from ctrlreward.files import JsonLog
+from ctrlreward.runs.folder import read_stored_run
 
 
 def test_each_call_writes_one_line_at_once(tmp_path: Path) -> None:
@@ -80,3 +88,15 @@ def test_no_callback_changes_the_steps_of_the_users_loggers(tmp_path: Path) -> N
     beside, ours = rows(tmp_path / "beside", [RewardEarlyStopping("now", "max")])
     assert beside == alone
     assert [row["step"] for row in ours] == [1, 2]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_texts_and_checkpoints_are_found_from_our_log(fit, counter, watch, tmp_path, order) -> None:
+    """Also if another logger, whose folder is the trainer's `log_dir`, comes before it."""
+    csv = import_module(f"{LIGHTNING}.loggers").CSVLogger
+    loggers = [csv(tmp_path, "csv"), HistoryLogger(str(tmp_path))][::order]
+    keeper = RewardCheckpoint("score/v")
+    fit(counter(), [watch([0.25, 0.75, 0.5], "vl"), keeper], logger=loggers, max_steps=2)
+    run = read_stored_run(tmp_path)
+    assert [each.step for each in run.steps if "score/v" in each.evidence] == [1, 2]
+    assert str(run.checkpoints[1][0]) == keeper.best_model_path
