@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.extras import import_extra
 from ctrlreward.files import write_whole
 from ctrlreward.models.cache import cache_folder
@@ -80,7 +81,10 @@ def _part(data_set: str, name: str) -> Path:
 def _downloaded(address: str, path: Path, digest: str | None = None) -> Path:
     pooch = import_extra("pooch", f"the file {path.name}")
     of_git = bool(digest and digest.startswith("git:"))  # which pooch does not know
-    pooch.retrieve(address, None if of_git else digest, fname=path.name, path=path.parent)
+    try:
+        pooch.retrieve(address, None if of_git else digest, fname=path.name, path=path.parent)
+    except OSError as error:
+        raise OSError(f"{address} can't be downloaded: put the file at {path}") from error
     if of_git and _hash(path.read_bytes(), "git") != digest:
         path.unlink()
         raise ValueError(f"{address} does not have the {digest} of the published file")
@@ -95,6 +99,7 @@ def _hash(content: bytes, kind: str) -> str:
     return f"git:{hashlib.sha1(header + content, usedforsecurity=False).hexdigest()}"
 
 
+@user_errors()
 def main(arguments: Sequence[str]) -> None:
     """Print the path of each named file."""
     for name in arguments:

@@ -48,7 +48,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} must be a YAML mapping")
     for block in mappings:  # with another key, the parser would ignore the class
         if "class_path" in block and (others := block.keys() - _OF_CLASSES):
-            raise ValueError(f"{path}: {min(others)} is not a key next to class_path")
+            raise ValueError(
+                f"{path}: {min(others)} must be under the init_args of class_path, or next to the "
+                "scorer of a component"
+            )
     return content
 
 

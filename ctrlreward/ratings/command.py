@@ -6,9 +6,10 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from math import isnan, nan
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from ctrlreward.arguments import not_negative, one_of, positive
 from ctrlreward.command_line.config_files import read_reward
@@ -177,12 +178,10 @@ def raters(
         raise ValueError(f"--ratings must be the columns of 2 raters or more, got {[*ratings]}")
     rows, places = read_placed(data)
     labels = list(zip(*(text_column(rows, name) for name in ratings), strict=True))
-    complete = [[str(label) for label in row] for row in labels if None not in row]
-    items: list[list[str | float | None]] = [list(row) for row in labels]
+    complete = sum(None not in row for row in labels)
+    print(f"Fleiss' κ: {fleiss_kappa(labels):.3f}, of {complete} items with {len(ratings)} ratings")
+    items: Sequence[Sequence[Any]] = labels
     if level != "nominal":
-        columns = zip(*(number_column(rows, name, places) for name in ratings), strict=True)
-        items = [[None if isnan(x) else float(x) for x in row] for row in columns]
-    kappa = fleiss_kappa(complete) if complete else nan
-    print(f"Fleiss' κ: {kappa:.3f}, of {len(complete)} items with {len(ratings)} ratings")
+        items = np.transpose([number_column(rows, name, places) for name in ratings]).tolist()
     alpha = krippendorff_alpha(items, level)
     print(f"Krippendorff's α: {alpha:.3f}, {level}, of {len(rows)} items")

@@ -50,6 +50,15 @@ class ScoreSpec:
     higher_is_better: bool
     range: tuple[float, float]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.higher_is_better, bool | np.bool_):
+            raise TypeError(f"higher_is_better must be a bool, got {self.higher_is_better!r}")
+        match self.range:
+            case [low, high] if low < high:
+                pass
+            case _:
+                raise ValueError(f"range must be (lowest, highest), got {self.range!r}")
+
     @property
     def mode(self) -> Mode:
         """Better direction, "max" or "min"."""
@@ -399,6 +408,7 @@ def checked_scores(
     if not isinstance(found.scores, Mapping):
         raise TypeError(f"{owner} must return a mapping, name → scores, got {kind_of(returned)}")
     scores, failures = {}, Failures(found.failures)
+    unexplained = not isinstance(returned, Scored) and not scorer.scores_empty
     for name in names:
         if name not in found.scores:
             raise ValueError(f"{owner} returned no score {name!r}, only {', '.join(found.scores)}")
@@ -419,10 +429,13 @@ def checked_scores(
         if values.shape != (n,):
             shape = f"the shape {values.shape}" if values.ndim else shortened(column)
             raise ValueError(f"{subject} {shape}")
-        for i in np.flatnonzero(np.abs(values) > LARGEST).tolist():
-            what = "infinite" if math.isinf(values[i]) else "beyond float32"
-            failures.add(i, f"{name} is {what}")
-            values[i] = np.nan
+        for i in np.flatnonzero(~(np.abs(values) <= LARGEST)).tolist():
+            if not math.isnan(values[i]):
+                what = "infinite" if math.isinf(values[i]) else "beyond float32"
+                failures.add(i, f"{name} is {what}")
+                values[i] = np.nan
+            elif unexplained:
+                failures.add(i, f"{owner} returned no {name}")
         low, high = specs[name].range if name in specs else (-np.inf, np.inf)
         above = values > high + _ROUNDING * max(1.0, abs(high))
         outside = above | (values < low - _ROUNDING * max(1.0, abs(low)))
@@ -431,10 +444,6 @@ def checked_scores(
             problem = f"= {shortened(samples.texts[i])}: {name!r} of {owner} must be in"
             raise ItemError("texts", i, f"{problem} [{low}, {high}], got {values[i]}")
         scores[name] = values
-    unexplained = not isinstance(returned, Scored) and not scorer.scores_empty
-    for name, values in scores.items() if unexplained else ():
-        for i in np.flatnonzero(np.isnan(values)).tolist():
-            failures.add(i, f"{owner} has no {name} of it")
     return Scored(scores, failures, found.reasons)
 
 

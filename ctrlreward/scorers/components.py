@@ -39,7 +39,7 @@ class FunctionScorer(Scorer):
     `Reward`, callbacks and adapters convert functions to it. The names of its parameters decide how
     it is called:
 
-    - `completions`, `completion_ids` or `environments` is one of them: in TRL's signature,
+    - `completions`, `completion_ids` or `environments` is one of them, or `**kwargs` alone: as TRL,
       `f(prompts=..., completions=...)`. Prompts are the column `prompts`, or else `prefixes`;
       completions are the text after the prefix. Both are strings, or messages if `completions` is
       annotated as lists of lists, as in `trl.rewards`.
@@ -72,14 +72,9 @@ class FunctionScorer(Scorer):
             kind = "coroutine function, " if iscoroutinefunction(self.function) else ""
             given = f"{kind}{shortened(self.function)}"
             raise TypeError(f"function must be a plain function, got {given}")
-        match self.range:
-            case [low, high] if low < high:
-                pass
-            case _:
-                raise ValueError(f"range must be (lowest, highest), got {self.range!r}")
-        parameters = self._parameters()
-        first = next(iter(parameters), "")
-        if not _OF_TRL & parameters.keys() and first in _NOT_TEXTS:
+        _ = self.specs  # checks the direction and the range
+        first = next(iter(self._parameters()), "")
+        if not self._of_trl() and first in _NOT_TEXTS:
             raise TypeError(
                 f"{self.name} must have texts or completions as its first parameter, got {first!r}"
             )
@@ -119,7 +114,7 @@ class FunctionScorer(Scorer):
             said = [[{"role": "assistant", "content": text}] for text in samples.completions]
             columns["completions"] = said
         keywords: dict[str, Any] = {}
-        of_trl = bool(_OF_TRL & parameters.keys())
+        of_trl = self._of_trl()
         for name, parameter in self._column_parameters().items():
             column = _column_of(name)
             if parameter.kind is Parameter.VAR_KEYWORD:
@@ -140,10 +135,15 @@ class FunctionScorer(Scorer):
         except ValueError:  # some built-in functions
             return {}
 
+    def _of_trl(self) -> bool:
+        parameters = self._parameters()
+        alone = [p.kind for p in parameters.values()] == [Parameter.VAR_KEYWORD]
+        return alone or bool(_OF_TRL & parameters.keys())
+
     def _column_parameters(self) -> dict[str, Parameter]:
         """Return the parameters that get columns by name: all but the first samples or texts."""
         parameters = self._parameters()
-        if _OF_TRL & parameters.keys():
+        if self._of_trl():
             return parameters
         first = next(iter(parameters), None)
         return {} if first == "samples" else {n: p for n, p in parameters.items() if n != first}

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ctrlreward
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.extras import import_extra
 from ctrlreward.files import json_text, whole_file, write_whole
 from ctrlreward.functional.ctrleval import weighted_mean
@@ -220,6 +221,7 @@ def print_figure_4(counts: Sequence[Row], baselines: Mapping[str, Row]) -> None:
     print_table("Figure 4: relevance by k evaluators", ["k", *STATISTICS.values()], lines)
 
 
+@user_errors()
 def main(arguments: Sequence[str]) -> None:
     """Score a file, and print the tables and figures beside the paper's."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])

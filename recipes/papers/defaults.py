@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.functional.alignment import content_tokens
 from ctrlreward.functional.bootstrap import Floats, bootstrap, cluster_numbers
 from ctrlreward.functional.calibration import context_gain
@@ -274,6 +275,7 @@ STUDIES: Mapping[str, Mapping[str, tuple[Callable[[], Judged], Callable[[Samples
 }
 
 
+@user_errors()
 def main(arguments: Sequence[str]) -> None:
     """Run the chosen studies, all by default."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])

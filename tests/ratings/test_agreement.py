@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ctrlreward.cli import main
@@ -20,6 +21,12 @@ def test_alpha_equals_the_example_of_its_package() -> None:
     items = list(zip(*raters, strict=True))
     assert krippendorff_alpha(items) == pytest.approx(0.691358, abs=1e-6)
     assert krippendorff_alpha(items, "interval") == pytest.approx(0.810845, abs=1e-6)
+    for missing in (math.nan, np.nan):  # as pandas has it
+        of_nan = [[missing if rating is None else rating for rating in row] for row in items]
+        assert krippendorff_alpha(of_nan, "ordinal") == krippendorff_alpha(items, "ordinal")
+        whole = [["a", "b"], ["b", "b"], ["a", "a"]]
+        assert fleiss_kappa([*whole, ["a", missing], [None, "c"]]) == fleiss_kappa(whole)
+        assert math.isnan(fleiss_kappa([["a", missing]]))
     # Of a single label, agreement says nothing.
     assert math.isnan(krippendorff_alpha([[1, 1], [1, n]]))
     assert math.isnan(fleiss_kappa([["good", "good"], ["good", "good"]]))

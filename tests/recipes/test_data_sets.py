@@ -69,6 +69,16 @@ def test_another_file_than_the_published_one_is_not_kept(name: str, folder: Path
     assert not list((folder / "set").glob("*"))
 
 
+def test_what_can_not_be_downloaded_is_said_with_its_place(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["set/absent"])
+    assert stopped.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert str(folder / "set" / "absent") in line
+
+
 def test_other_names_are_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("texts.txt", "nowhere/texts", "./set/texts", "set"):
         assert local_file(path) == Path(path)

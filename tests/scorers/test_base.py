@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ctrlreward.scorers.base import (
     ScoreSpec,
     score,
 )
+from ctrlreward.scorers.components import FunctionScorer
 
 
 class Lengths(Scorer):
@@ -195,3 +197,20 @@ def test_reasons_are_of_the_rows_of_the_caller() -> None:
 
     found = score({"e": Told(None)["ease"]}, Samples(["a", " ", "b", "a"]))
     assert found.reasons == {"e": ["for a", "", "for b", "for a"]}
+
+
+@pytest.mark.parametrize(
+    ("higher", "bounds"),
+    [("no", (0, 1)), (None, (0, 1)), (True, (1, 0)), (True, (np.nan, 1)), (False, None)],
+)
+def test_a_direction_and_a_range_are_checked_when_they_are_declared(
+    higher: Any, bounds: Any
+) -> None:
+    for declare in (ScoreSpec, partial(FunctionScorer, len)):
+        with pytest.raises((TypeError, ValueError)):
+            declare(higher_is_better=higher, range=bounds)
+
+
+def test_a_failed_score_has_one_reason() -> None:
+    found = score({"e": Returns({"ease": [np.inf, None, 0.5]})["ease"]}, Samples(["a", "b", "c"]))
+    assert [reason.count("ease") for reason in dict(found.failures).values()] == [1, 1]

@@ -44,6 +44,10 @@ def as_trl(prompts, completions, labels, **kwargs):  # type: ignore[no-untyped-d
     return given(p=(prompts, "prompts"), c=(completions, "completions"), t=(labels, "labels"))
 
 
+def with_keywords_alone(**kwargs):  # type: ignore[no-untyped-def]
+    return as_trl(**kwargs)
+
+
 def with_columns(outputs, label, sources=None, strict=True):  # type: ignore[no-untyped-def]
     assert (sources, strict) == (None, True)
     return given(x=(outputs, "texts"), t=(label, "labels"))
@@ -63,6 +67,7 @@ def of_samples(samples: Samples) -> list[float]:
     ("function", "name"),
     [
         (as_trl, "as_trl"),
+        (with_keywords_alone, "with_keywords_alone"),
         (with_columns, "with_columns"),
         (with_all, "with_all"),
         (of_samples, "of_samples"),

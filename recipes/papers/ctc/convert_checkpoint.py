@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.files import whole_folder
 from ctrlreward.models.aligner import ALIGNED
 from ctrlreward.models.loading import load_config, load_tokenizer
@@ -84,6 +85,7 @@ def convert(checkpoint: str, encoder: str, folder: str) -> None:
         tokenizer.save_pretrained(new)
 
 
+@user_errors()
 def main() -> None:
     """Run the conversion with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.ratings.correlations import STATISTICS, correlate
@@ -187,6 +188,7 @@ def print_ratings(rows: Sequence[Mapping[str, Any]]) -> None:
     print_table("Table F.6: Pearson r (in the paper)", ["score", *ratings], [*lines.values()])
 
 
+@user_errors()
 def main(arguments: Sequence[str]) -> None:
     """Score a file, and print the tables beside the paper's."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])

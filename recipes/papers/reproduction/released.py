@@ -14,6 +14,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.samples import Samples, attribute_label
@@ -74,6 +75,7 @@ def figures(
     return found
 
 
+@user_errors()
 def main(arguments: Sequence[str]) -> None:
     """Print the figures of a file."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])

@@ -31,6 +31,7 @@ import yaml
 from scipy.optimize import differential_evolution, minimize
 
 from ctrlreward import scorers
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.files import json_text, read_jsonl, write_whole
 from ctrlreward.functional.bootstrap import Estimate, bootstrap, cluster_numbers, unless_alike
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
@@ -422,6 +423,7 @@ def print_rates(given: Namespace) -> list[dict[str, Any]]:
     return records
 
 
+@user_errors()
 def main(arguments: Sequence[str]) -> None:
     """Run one of the three commands."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])

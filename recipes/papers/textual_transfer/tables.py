@@ -23,6 +23,7 @@ import pytorch_lightning as pl
 import torch
 import yaml
 
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.completion import eval_mode
 from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog, json_text, read_json, whole_file, write_whole
@@ -296,6 +297,7 @@ def draw_paths(runs: Sequence[TransferRun], path: Path) -> None:
         figure.savefig(file, dpi=130, format=path.suffix[1:] or "png")
 
 
+@user_errors()
 def main(arguments: Sequence[str]) -> None:
     """Print the tables of the runs, or the paper's rows without any."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
