@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import check_type, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.ranges import RangeMultipliers, UsefulRange
 from ctrlreward.callbacks.terms import ReferenceReward, ReferredModule, ShapedModule, SoftOverlong
@@ -77,6 +77,10 @@ class RewardShapingMixin(CallbackMixin):
         if all(option is None for option in (clip, overlong, reference, length_alpha, ranges)):
             raise ValueError("nothing to shape, must have at least one of clip, overlong, …")
         positive("length_alpha", length_alpha)
+        check_type("overlong", SoftOverlong, overlong, optional=True)
+        check_type("reference", ReferenceReward, reference, optional=True)
+        for name, bounds in (ranges or {}).items():
+            check_type(f"ranges[{name!r}]", UsefulRange, bounds)
         self.bounds = None if clip is None else _bounds(clip)
         self.overlong = overlong
         self.reference = reference

@@ -119,7 +119,7 @@ def inner_path(argument: str, given: str) -> str:
     return given
 
 
-def check_type(argument: str, kind: type, given: object) -> None:
-    """Raise a TypeError unless an argument is an object of a class of options."""
-    if not isinstance(given, kind):
+def check_type(argument: str, kind: type, given: object, optional: bool = False) -> None:
+    """Raise a TypeError unless an argument is an object of a class of options, or None."""
+    if not (isinstance(given, kind) or (optional and given is None)):
         raise TypeError(f"{argument} must be {kind.__name__}(...), got {given!r:.80}")

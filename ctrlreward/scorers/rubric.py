@@ -169,8 +169,8 @@ def _read_answers(given: Any) -> dict[str, float]:
             answers[str(answer).strip()] = float(worth)
         except (TypeError, ValueError):
             raise ValueError(f"answers: {answer} = {worth!r} must be a number") from None
-    if len(set(answers.values())) < 2:
-        raise ValueError(f"answers must have two or more different scores, got {scores}")
+    if len(set(answers.values())) < 2 or not all(map(math.isfinite, answers.values())):
+        raise ValueError(f"answers must have two or more different finite scores, got {scores}")
     return answers
 
 

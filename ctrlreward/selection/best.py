@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, cmp_to_key
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,7 +108,8 @@ class BestRule:
         for key, bounds in self.constraints.items():
             pair = tuple(bounds) if isinstance(bounds, Sequence) else ()
             ends = [end for end in pair if end is not None]
-            if len(pair) != 2 or not ends or not ends[0] <= ends[-1]:
+            numbers = ends and all(isinstance(end, Real) for end in ends)
+            if len(pair) != 2 or not numbers or not ends[0] <= ends[-1]:
                 raise ValueError(
                     f"constraints[{key!r}] must be (low, high), at most one None, got {bounds!r}"
                 )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Literal, NamedTuple
 
 from ctrlreward.arguments import Mode, check_direction, counted, not_negative, sign_of
@@ -118,7 +119,8 @@ class StopRule:
         check_direction("mode", self.mode or "max")
         check_level(self.level)
         not_negative("patience", self.patience)
-        if isinstance(self.min_delta, str) and self.min_delta != "noise":
+        delta = self.min_delta
+        if delta != "noise" and not (isinstance(delta, Real) and math.isfinite(delta)):
             raise ValueError(f"min_delta must be a number or 'noise', got {self.min_delta!r}")
 
     @cached_property

@@ -291,6 +291,7 @@ def test_columns_of_a_rubric() -> None:
         ({"prompt": "How?"}, "prompt"),
         ({"answers": {True: 1, False: 0}}, "answers"),
         ({"answers": {"good": 1, "bad": 1}}, "answers"),
+        ({"answers": {"good": 1, "bad": float("nan")}}, "answers"),
         ({"criteria": {"a": WARM}}, "criteria"),
         ({"answers": (), "criteria": {"rating": WARM}}, "criteria"),
         ({"answers": (), "criteria": {"a": {"question": "b", "answers": [1]}}}, "answers"),

@@ -138,6 +138,8 @@ ALARM = {"proxy": "x", "held_out": "y"}
         (StopRule, {"monitor": "x", "mode": "up"}, "mode"),
         (StopRule, {"monitor": "x", "patience": -1}, "patience"),
         (StopRule, {"monitor": "x", "min_delta": "some"}, "min_delta"),
+        (StopRule, {"monitor": "x", "min_delta": float("nan")}, "min_delta"),
+        (BestRule, {"monitor": "x", "constraints": {"k": ("1", None)}}, r"constraints\['k'\]"),
         (BestRule, {"monitor": "x", "top_k": -2}, "top_k"),
         (BestRule, {"monitor": "x", "constraints": {"k": (None, None)}}, r"constraints\['k'\]"),
         (BestRule, {"monitor": "x", "constraints": {"k": (1, 0)}}, r"constraints\['k'\]"),
