@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,8 @@ def check_single_samples(reward: AnyReward, failed_score: float, keys: Sequence[
     No component depends on several samples or has the name of one of the `keys` of a result, and
     `failed_score` is finite: a trainer would spread NaN to other samples.
     """
-    if not math.isfinite(failed_score):
-        raise ValueError(f"failed_score must be finite, got {failed_score}")
+    if not (isinstance(failed_score, Real) and math.isfinite(failed_score)):
+        raise ValueError(f"failed_score must be a finite number, got {failed_score}")
     for name, component in reward.components.items():
         if name in keys:
             raise ValueError(f"a component must not be named {name!r}, a key of every result")

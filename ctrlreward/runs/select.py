@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import yaml
 
-from ctrlreward.arguments import Mode, one_of, positive
+from ctrlreward.arguments import Mode, did_you_mean, one_of, positive
 from ctrlreward.command_line.terminal import (
     number_table,
     plain_console,
@@ -209,7 +209,8 @@ def logged_key(stored: StoredRun, given: str) -> str:
     for prefix in ("", "eval_", "eval/"):
         if prefix + given in keys:
             return prefix + given
-    raise ValueError(f"{stored.log} has no key {given!r}, only {', '.join(stored.keys)}")
+    hint = did_you_mean(given, keys)
+    raise ValueError(f"{stored.log} has no key {given!r}{hint}, only {', '.join(keys)}")
 
 
 def noted_rule(stored: StoredRun, kind: type[Any]) -> Any:

@@ -134,6 +134,8 @@ def test_what_would_be_scored_wrong_is_an_error(reward, kinds) -> None:
         as_compute_score(reward, -9.0, {"labels": "tone"})("d", "b", "", {"mood": "sad"})
     with pytest.raises(ValueError, match="failed_score"):
         as_compute_score(reward, float("nan"))
+    with pytest.raises(ValueError, match="failed_score"):
+        as_compute_score(reward, None)
     for build in (as_compute_score, as_async_compute_score):
         with pytest.raises(ValueError, match="kinds"):
             build(Reward({"kinds": kinds["kinds"]}), -9.0)
