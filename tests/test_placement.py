@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ctrlreward import Reward
 from ctrlreward.models import accelerators
 from ctrlreward.scorers import (
     Accuracy,
@@ -54,3 +55,13 @@ def test_scorers_say_where_their_models_run() -> None:
     ctrleval.to("cpu")
     assert parts[0].devices == ("cpu",)
     assert Distinct().devices == ()
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "gpu"])
+def test_a_device_that_is_not_there_is_an_error_of_the_argument(device: str) -> None:
+    scorer = Perplexity(device=device)
+    for use in (scorer.load, lambda: Reward(len, device=device)(["soup"])):
+        with pytest.raises(ValueError, match=f"device .*{device}"):
+            use()
+    scorer.to("cpu")
+    assert scorer.devices == ("cpu",)

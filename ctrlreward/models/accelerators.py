@@ -37,6 +37,17 @@ def scoring_device(device: str | None) -> str:
     return f"{accelerator.type}:{free[-1]}" if free else "cpu"
 
 
+def require_device(device: str) -> torch.device:
+    """Return a device of this machine; a ValueError for another one."""
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:  # of a torch with no such devices, the second
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device must be one of this machine, got {device!r}: {reason}") from error
+    return place
+
+
 def free_memory(device: torch.device) -> int | None:
     """Return the free bytes of an accelerator; None for the CPU, and if torch does not know."""
     read = getattr(_module(device), "mem_get_info", None)
@@ -58,7 +69,7 @@ def scoring_stream(device: str | None) -> Iterator[None]:
 
     One stream per device, for which torch keeps the memory that was freed in it.
     """
-    place = torch.device(device or "cpu")
+    place = require_device(device or "cpu")
     module = getattr(torch, place.type)  # torch.cpu too
     if place.type == "cpu" or not hasattr(module, "stream"):
         yield

@@ -11,7 +11,7 @@ from os import PathLike, fspath
 from typing import Any, Generic, TypedDict, TypeVar
 
 from ctrlreward.arguments import kind_of, one_of, positive
-from ctrlreward.models.accelerators import free_unused, scoring_device
+from ctrlreward.models.accelerators import free_unused, require_device, scoring_device
 from ctrlreward.models.dtypes import DTYPES, Dtype
 from ctrlreward.models.sharing import locked
 from ctrlreward.scorers.base import Scorer
@@ -77,6 +77,7 @@ class ModelScorer(Scorer, Generic[Model]):
         """The model, loaded at the first use."""
         if not isinstance(self.model, str):
             return self.model
+        require_device(self.device)
         model = self.build_model(self.model)
         self._loaded_on = self.device
         return model
