@@ -6,8 +6,8 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.extras import import_extra
-from ctrlreward.files import json_lines, none_for_nan, without_nan
+from ctrlreward.files import none_for_nan, parse_json, without_nan
 
 Row: TypeAlias = dict[str, Any]  # cells by column name
 CsvRow: TypeAlias = tuple[int, dict[str, str]]  # line in the file, cells by column name
@@ -54,8 +54,9 @@ def decode_utf8(content: bytes, path: Path | str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = 1 + content.count(b"\n", 0, error.start)
+        encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
         raise ValueError(
-            f"{path}:{line} is not UTF-8 text. Convert the file: iconv -f latin1 -t utf-8."
+            f"{path}:{line} is not UTF-8 text. Convert the file: iconv -f {encoding} -t utf-8."
         ) from None
 
 
@@ -72,21 +73,20 @@ def read_placed(source: str | Path, shard: str | None = None) -> tuple[list[Row]
     ValueError.
     """
     check_suffix(Path(source))
-    lines = parse_table(read_bytes(source), str(source))
-    if shard:
-        lines = lines[_rows_of(shard, len(lines))]
+    lines = parse_table(read_bytes(source), str(source), shard)
     return [row for _, row in lines], [f"{source}:{line}" for line, _ in lines]
 
 
-def parse_table(content: bytes, name: str) -> list[tuple[int, Row]]:
-    """Return line and cells of each row, by the suffix of a file's name."""
+def parse_table(content: bytes, name: str, shard: str | None = None) -> list[tuple[int, Row]]:
+    """Return line and cells of each row, or of a shard's, by the suffix of a file's name."""
     lines: list[tuple[int, Row]]
     if name.endswith(".parquet"):
-        lines = parquet_rows(content, name)
+        lines = parquet_rows(content, name, shard)
     elif name.endswith(".csv"):
-        lines = parse_csv(decode_utf8(content, name), name)
+        all_lines = parse_csv(decode_utf8(content, name), name)
+        lines = [*all_lines[_rows_of(shard, len(all_lines))]]
     else:
-        lines = [*json_lines(io.StringIO(decode_utf8(content, name), newline=None), name)]
+        lines = _jsonl_rows(content, name, shard)
     for number, row in lines:
         if not isinstance(row, dict):
             raise ValueError(
@@ -107,9 +107,7 @@ def parse_csv(text: str, path: Path | str) -> list[CsvRow]:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next((cells for cells in reader if cells), [])
-        for name in header:
-            if header.count(name) > 1:
-                raise ValueError(f"{path}:{reader.line_num} has several columns {name!r}")
+        _check_names(header, f"{path}:{reader.line_num}")
         if len(header) == 1 and (other := re.search(r"[;\t|]", header[0])):
             raise ValueError(
                 f"{path} must have columns separated by commas, got {other[0]!r} in {header[0]!r}"
@@ -128,14 +126,37 @@ def parse_csv(text: str, path: Path | str) -> list[CsvRow]:
     return [(line, dict(zip_longest(header, cells, fillvalue=""))) for line, cells in rows]
 
 
-def parquet_rows(content: bytes, path: str) -> list[tuple[int, Row]]:
-    """Return number and cells of each row; a ValueError names a damaged file."""
+def _jsonl_rows(content: bytes, path: str, shard: str | None) -> list[tuple[int, Row]]:
+    """Return line and value of each line that is not blank; of a shard, no other line is parsed."""
+
+    def lines() -> Iterator[tuple[int, str]]:
+        numbered = enumerate(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig"), 1)
+        return ((number, text) for number, line in numbered if (text := line.strip()))
+
+    try:
+        rows = _rows_of(shard, sum(1 for _ in lines()) if shard else 0)
+        own = islice(lines(), rows.start, rows.stop)
+        return [(number, parse_json(text, path, number)) for number, text in own]
+    except UnicodeDecodeError:
+        decode_utf8(content, path)  # names the line
+        raise
+
+
+def parquet_rows(content: bytes, path: str, shard: str | None = None) -> list[tuple[int, Row]]:
+    """Return number and cells of each row of a shard; a ValueError names a damaged file."""
     pyarrow, parquet = (import_extra(name, path) for name in ("pyarrow", "pyarrow.parquet"))
     try:
-        table = parquet.read_table(pyarrow.BufferReader(content))
+        file = parquet.ParquetFile(pyarrow.BufferReader(content))
+        _check_names(file.schema_arrow.names, path)
+        first, stop, _ = _rows_of(shard, n := file.metadata.num_rows).indices(n)
+        cells: list[Row] = []
+        read = 0
+        for batch in file.iter_batches():
+            cells += batch[max(first - read, 0) : max(stop - read, 0)].to_pylist()
+            read += batch.num_rows
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} can't be read as Parquet: {error}") from None
-    return [*enumerate(table.to_pylist(), 1)]
+    return [*enumerate(cells, first + 1)]
 
 
 def parquet_types(source: Path | str) -> dict[str, Any]:
@@ -145,8 +166,16 @@ def parquet_types(source: Path | str) -> dict[str, Any]:
     return dict(zip(schema.names, schema.types, strict=True))
 
 
-def _rows_of(shard: str, rows: int) -> slice:
-    """Return the rows of a shard, such as `2/4`."""
+def _check_names(names: Sequence[str], place: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{place} has several columns {name!r}")
+
+
+def _rows_of(shard: str | None, rows: int) -> slice:
+    """Return the rows of a shard, such as `2/4`; all for None."""
+    if not shard:
+        return slice(None)
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     i, n = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= i <= n <= rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from hypothesis import strategies as st
 
 from ctrlreward import Samples
 from ctrlreward.tables.columns import Columns, number_column, to_samples
-from ctrlreward.tables.rows import encode_rows, parquet_types, parse_table, read_rows
+from ctrlreward.tables.rows import (
+    encode_rows,
+    parquet_types,
+    parse_table,
+    read_placed,
+    read_rows,
+)
 
 NAN = float("nan")
 
@@ -68,6 +75,8 @@ def test_csv_is_as_in_pandas(content: str) -> None:
         ("in.csv", "text,id\na,1\ntext,id\nb,2\n", "in.csv:3"),  # two files, joined by cat
         ("in.csv", '\ufefftext;id\n"a; b";1\n', "in.csv"),
         ("in.csv", "text\na\ncaf\udce9\n", "in.csv:3"),
+        ("in.csv", "\udcff\udcfet\0e\0", "utf-16"),
+        ("in.jsonl", '{"text": "a"}\n\n{"text": "caf\udce9"}', "in.jsonl:3"),
         ("in.parquet", "text", "in.parquet"),
     ],
 )
@@ -75,6 +84,21 @@ def test_bad_files(name: str, content: str, message: str, tmp_path: Path) -> Non
     (tmp_path / name).write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
         read_rows(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_shard_holds_no_other_rows(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"in{suffix}"
+    path.write_bytes(encode_rows(suffix, [{"text": f"{i}", "n": i} for i in range(20_000)], {}))
+    peaks = []
+    for shard in (None, "2/10"):
+        tracemalloc.start()
+        rows, places = read_placed(path, shard)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert [row["n"] for row in rows] == [*range(2000, 4000)]
+    assert (places[0], places[-1]) == (f"{path}:2001", f"{path}:4000")
+    assert peaks[1] < peaks[0] / 2
 
 
 # Columns
