@@ -6,6 +6,7 @@ Importing this imports no torch.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from argparse import RawDescriptionHelpFormatter
 from collections import deque
@@ -19,17 +20,22 @@ from ctrlreward.command_line.config_files import SCORERS
 from ctrlreward.command_line.terminal import examples_epilog
 
 # Words with these suffixes are never items of a list option: `--scorers CTRLEval in.jsonl out.csv`.
-_FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
+FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
 
 SCORERS_HINT = f"""The scorers are {", ".join(SCORERS[:7])},
 {", ".join(SCORERS[7:])}, or the import path of a class.
 The options of a scorer follow its name, and --scorers.help NAME lists them."""
 
 
-def import_scorers() -> None:
-    """Let the parser take scorers by their short names, and modules of the working folder."""
+def import_scorers(words: Sequence[str] = ("config",)) -> None:
+    """Let the parser take scorers by the short names in words, and modules of the working folder.
+
+    Some import transformers, which takes seconds. A YAML file may name any, so all are imported.
+    """
+    every = any(re.search(r"config|\.ya?ml", word) for word in words)
     for name in dir(scorers):
-        getattr(scorers, name)
+        if every or any(name in word for word in words):
+            getattr(scorers, name)
     if "" not in sys.path:
         sys.path.append("")
 
@@ -68,7 +74,7 @@ def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
         option, equals, value = argument.partition("=")
         words = [value] if equals else []
         if option in lists and not equals:
-            while rest and rest[0][:1] != "-" and Path(rest[0]).suffix not in _FILES:
+            while rest and rest[0][:1] != "-" and Path(rest[0]).suffix not in FILES:
                 words.append(rest.popleft())
         if option.startswith("--scorers.") and not equals and rest:
             gathered.append(f"{option}={rest.popleft()}")

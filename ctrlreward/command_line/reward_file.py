@@ -77,7 +77,7 @@ def reward_of(block: Mapping[str, Any], device: str | None = None) -> AnyReward:
 
 def _parsed(name: str, kind: type, value: object) -> Any:
     """Return the object of a class and its arguments."""
-    import_scorers()
+    import_scorers([str(value)])
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument(f"--{name}", type=kind, required=True)
     try:

@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> None:
             aspects = [CTC_ASPECTS[name] for name in ratings if name in CTC_ASPECTS]
             words.append(f"--scorers.aspects={json.dumps(aspects)}")
         if function is rated:
-            import_scorers()
+            import_scorers(words)
     config = parser.parse_args(words)
     with user_errors():
         options = json.loads(parser.dump(config, format="json"))
