@@ -49,10 +49,10 @@ class Distinct(_TokenCounts):
       diverse. All texts of a group get the value of the group.
     - `distinct`: mean of the three, as in studies of multi-aspect control.
 
-    Groups are the column `groups` or, if it is absent, `prefixes`; without either, all texts of a
-    call are one group. It falls with the number of texts in a group and with their length, so
-    compare groups of one size and of texts of one length. A text of k tokens has only k - n + 1
-    n-grams: short texts have less than 1 without any repetition.
+    Groups are the column `groups` or, if it is absent, `prefixes`, then `prompts`; without any, all
+    texts of a call are one group. It falls with the number of texts in a group and with their
+    length, so compare groups of one size and of texts of one length. A text of k tokens has only
+    k - n + 1 n-grams: short texts have less than 1 without any repetition.
 
     Args:
         model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
@@ -67,8 +67,7 @@ class Distinct(_TokenCounts):
 
     def score_samples(self, samples: Samples) -> Scored:
         ids = self._ids(samples.texts)
-        groups = samples.prefixes if samples.groups is None else samples.groups
-        groups = [""] * len(ids) if groups is None else groups
+        groups = samples.groups or samples.prefixes or samples.prompts or [""] * len(ids)
         by_n = {f"distinct_{n}": distinct_by_group(ids, n, groups) for n in (1, 2, 3)}
         scores: dict[str, Sequence[float]] = {k: [v[g] for g in groups] for k, v in by_n.items()}
         return self._scored({**scores, "distinct": np.mean([*scores.values()], axis=0)})

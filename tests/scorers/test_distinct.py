@@ -37,6 +37,12 @@ def test_prefixes_are_groups_where_there_are_none(words: PreTrainedTokenizerBase
     assert by_prefix["distinct_1"][0] == by_prefix["distinct_1"][2] == 5 / 8
 
 
+def test_conversations_are_groups_where_there_are_no_others(words: PreTrainedTokenizerBase) -> None:
+    prompts = [[{"role": "user", "content": content}] for content in "aba"]
+    by_prompt = Distinct(words).score(outputs=["a b", "c c", "a a"], prompts=prompts)
+    np.testing.assert_array_equal(by_prompt["distinct_1"], [2 / 4, 1 / 2, 2 / 4])
+
+
 def test_without_groups_all_texts_are_one(words: PreTrainedTokenizerBase) -> None:
     texts = ["a b", "a c"]
     np.testing.assert_array_equal(Distinct(words).score(texts)["distinct_1"], [3 / 4, 3 / 4])
