@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ctrlreward.command_line.config_files import read_config
 from ctrlreward.command_line.parser import (
+    FILES,
     SCORERS_HINT,
     command_parser,
     gather_words,
@@ -41,7 +43,6 @@ from ctrlreward.tables.columns import (
     to_samples,
 )
 from ctrlreward.tables.rows import (
-    SUFFIXES,
     check_suffix,
     encode_rows,
     parquet_types,
@@ -71,11 +72,18 @@ def run(arguments: list[str]) -> None:
     """Score a file, or resume an interrupted run."""
     with user_errors():
         arguments = gather_words(arguments, _LISTS)
-        tables = [Path(word) for word in arguments if word.endswith(SUFFIXES) and word[0] != "-"]
-        if len(tables) > 1 and ":/" not in str(tables[0]):
-            tables[0].stat()  # a mistake is told before torch is imported, which takes seconds
+        # Mistakes are told before torch is imported, which takes seconds.
+        tables = [Path(word) for word in arguments if word.endswith(FILES) and word[0] != "-"]
+        if len(tables) == 2:
+            for path in tables:
+                check_suffix(path)
+            if ":/" not in str(tables[0]):
+                tables[0].stat()
+        for option, word in zip(arguments, [*arguments[1:], ""], strict=True):
+            if option.startswith("--config"):
+                read_config(option.partition("=")[2] or word)
         if any(word.startswith(("--scorers", "--config")) for word in arguments):
-            import_scorers()  # and torch, without which the help is quick
+            import_scorers(arguments)
     description = f"{_DESCRIPTION}\n\n{SCORERS_HINT}"
     parser = command_parser("ctrlreward score", _USAGE, description, _EXAMPLES)
     parser.add_argument("--config", action="config", help="YAML file with options")
@@ -174,6 +182,8 @@ def score_file(
         print(_joined_line(read, samples))
     for line in _left_out(scorers, components, samples):
         print(line)
+    if compared and not by:
+        print(f"{', '.join(compared)} compare all texts; --by=COLUMN, those of each system apart")
     with rows_named(places, read):
         scores = score_parts(scored, samples, log, places, systems)
     added = {name: scores[name] for name in components}
@@ -186,6 +196,8 @@ def score_file(
     if by and len(two) > 1:
         command = ["ctrlreward", "compare", str(output), "--by", by]
         command += ["--systems", *two[:2]] if len(two) > 2 else []
+        item = read.get("prompts") or read.get("prefixes")
+        command += ["--id", item] if item not in (None, "prompt", "prefix") else []
         print(f"Which is better: {shlex.join(command)}")
 
 

@@ -50,7 +50,7 @@ LEVEL = 0.05
 LEAST = 6  # items with which flips of signs reach the level: 2 · 2⁻⁶ < 0.05
 
 # Columns that may name an item, the first that two systems share; and columns that are no scores.
-_ITEMS = ("prompt", "prefix", "source", "id", "item")
+_ITEMS = ("prompt", "question", "instruction", "prefix", "source", "id", "item")
 _NO_SCORES = {*JSON_KEYS.values(), *OUTPUT_NAMES, *_ITEMS, "index", "seed", "step", "system"}
 
 # Columns of `ctrlreward score`, as their scorers declare them.
@@ -212,6 +212,8 @@ def _by_column(
     if len(chosen) != 2:
         known = ", ".join(map(repr, [*groups][:5])) + (", …" if len(groups) > 5 else "")
         advice = "name two with --systems A B" if len(groups) > 2 else "two are needed"
+        if names:
+            advice = f"--systems must be two of them, got {names[0]!r} and {names[1]!r}"
         raise ValueError(f"{by} names {counted(len(groups), 'system')}, {known}: {advice}")
     return chosen
 

@@ -164,6 +164,7 @@ def test_two_of_three_systems(fails: Callable[..., str]) -> None:
     assert found["difference"] == pytest.approx((SYSTEMS["B"] - SYSTEMS["A"]).mean())
     assert "--systems" in fails("compare", "s.jsonl", "--by", "system")  # which two?
     assert "--systems" in fails("compare", "s.jsonl", "--by=system", "--systems", "A", "D")
+    assert "'D'" in fails("compare", "B.jsonl", "A.jsonl", "--by=system", "--systems", "A", "D")
 
 
 @pytest.mark.parametrize(("key", "option"), [("prompt", ""), ("id", ""), ("q", "q")])
