@@ -126,17 +126,19 @@ def test_systems_are_scored_apart(capsys: pytest.CaptureFixture[str]) -> None:
         assert [int(line[-3]), int(line[-2])] == [3, int(np.isnan(alone).sum())]
 
 
+@pytest.mark.parametrize("prompt", ["prompt", "what to do"])
 @pytest.mark.parametrize("names", ["AB", "ABC", "A"])
 def test_the_comparison_that_is_advised_runs(
-    names: str, capsys: pytest.CaptureFixture[str]
+    names: str, prompt: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write([{"text": t, "prompt": t[0], "who is": n} for t in ("ab", "cde") for n in names])
-    main(["score", "in.jsonl", "my out.jsonl", "--scorers=fakes.Length", "--by=who is"])
+    write([{"text": t, prompt: t[0], "who is": n} for t in ("ab", "cde") for n in names])
+    options = ["--scorers=fakes.Length", "--by=who is", f"--columns.prompt={prompt}"]
+    main(["score", "in.jsonl", "my out.jsonl", *options])
     advised = [line for line in capsys.readouterr().out.splitlines() if " compare " in line]
     assert len(advised) == (len(names) > 1)
     for line in advised:
         main(shlex.split(line.partition("ctrlreward ")[2]))
-        assert "paired by 'prompt'" in capsys.readouterr().out
+        assert f"paired by {prompt!r}" in capsys.readouterr().out
 
 
 def test_labels_of_the_file_are_mapped() -> None:
