@@ -338,7 +338,8 @@ def _checked_conditions(
     components: Mapping[str, Component], given: Conditions
 ) -> dict[str, tuple[str, float]]:
     """Return conditions that can be met; a ValueError for others."""
-    for name, pair in given.items():
+    pairs: Mapping[str, Any] = given
+    for name, pair in pairs.items():
         place = f"given[{name!r}] = {shortened(pair)}"
         if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[1], Real)):
             raise TypeError(f"{place} must be a component and a threshold")

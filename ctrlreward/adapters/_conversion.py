@@ -43,7 +43,7 @@ def check_columns(
     return mapping
 
 
-def check_single_samples(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
+def check_single_samples(reward: AnyReward, failed_score: Any, keys: Sequence[str]) -> None:
     """Raise a ValueError unless a reward suits trainers that ask for one sample, and one number.
 
     No component depends on several samples or has the name of one of the `keys` of a result, and

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ctrlreward.arguments import Mode, check_direction, counted, not_negative, sign_of
 from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
@@ -119,7 +119,7 @@ class StopRule:
         check_direction("mode", self.mode or "max")
         check_level(self.level)
         not_negative("patience", self.patience)
-        delta = self.min_delta
+        delta: Any = self.min_delta
         if delta != "noise" and not (isinstance(delta, Real) and math.isfinite(delta)):
             raise ValueError(f"min_delta must be a number or 'noise', got {self.min_delta!r}")
 
