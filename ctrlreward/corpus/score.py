@@ -81,7 +81,9 @@ def run(arguments: list[str]) -> None:
                 tables[0].stat()
         for option, word in zip(arguments, [*arguments[1:], ""], strict=True):
             if option.startswith("--config"):
-                read_config(option.partition("=")[2] or word)
+                file = option.partition("=")[2] or word
+                if "components" in read_config(file):  # as the presets are
+                    raise ValueError(f"{file} must have scorers, got the components of a reward")
         if any(word.startswith(("--scorers", "--config")) for word in arguments):
             import_scorers(arguments)
     description = f"{_DESCRIPTION}\n\n{SCORERS_HINT}"

@@ -309,6 +309,7 @@ FILES: dict[str, list[dict[str, Any]]] = {
     "body.jsonl": [{"id": 1, "body": "a text"}],
     "scored.jsonl": [{"text": "a text", "letters": 1}],
     "moods.jsonl": [{"text": "a", "mood": m} for m in ["positive"] * 9 + ["happy"]],
+    "reward.jsonl": [{"components": {"few": {"scorer": "fakes.OneLetter"}}}],
     "prefixes.jsonl": [{"text": "a b", "prefix": p} for p in "aaaaaaaaab"],
 }
 # Arguments, with what the error names.
@@ -324,6 +325,7 @@ WRONG = [
     (f"in.tsv o.csv {BY_LETTERS}", "in.tsv must end"),
     (f"in.jsonl o.csv {BY_LETTERS} --config none.yaml", "none.yaml"),
     (f"in.jsonl o.csv {BY_LETTERS} --config in.jsonl", "in.jsonl is not YAML"),
+    ("in.jsonl o.csv --config reward.jsonl", "reward.jsonl must have scorers"),
     *((f"in.jsonl o.csv {BY_LETTERS} --shard={s}", "shard") for s in ("0/2", "3/2", "1")),
     *((f"{file} o.csv {BY_LETTERS}", file) for file in ("in.json", "memory://no/such.csv")),
     (f"in.jsonl memory://o.csv {BY_LETTERS}", "memory://o.csv"),
