@@ -58,6 +58,8 @@ def krippendorff_alpha(
     distinct = dict.fromkeys(r for row in rows for r in row if r is not None and r == r)
     if len(distinct) < 2:
         return nan
-    codes = {r: i if level == "nominal" else float(r) for i, r in enumerate(distinct)}
-    data = np.array([[nan if is_missing(r) else codes[r] for r in row] for row in rows])
+    codes: dict[object, float] = {
+        r: i if level == "nominal" else float(r) for i, r in enumerate(distinct)
+    }
+    data = np.array([[codes.get(rating, nan) for rating in row] for row in rows])
     return float(krippendorff.alpha(reliability_data=data.T, level_of_measurement=level))
