@@ -108,7 +108,6 @@ def test_the_seed_fixes_the_texts_and_the_random_state_is_restored() -> None:
 @pytest.mark.parametrize(
     "returned",
     [["one"], ["one", None], ["one"] * 3, None, "on", iter("ab"), {"a": "x", "b": "y"}, {"x", "y"}],
-    ids=repr,
 )
 def test_what_is_not_one_string_per_prompt_is_named(method: str, returned: object) -> None:
     class Wrong:
