@@ -87,10 +87,35 @@ def _parsed(name: str, kind: type, value: object) -> Any:
     return parser.instantiate(config)[name]
 
 
+def scorer_classes(path: str | Path) -> list[dict[str, Any]]:
+    """Return the distinct scorers of the components of a YAML file, each as `class_path`."""
+    blocks: list[dict[str, Any]] = []
+    for name, block in read_reward(Path(path)).get("components", {}).items():
+        block = block[0] if isinstance(block, list) and block else block
+        found = {key: _class_of(name, block).get(key) or {} for key in ("class_path", "init_args")}
+        if found not in blocks:
+            blocks.append(found)
+    return blocks
+
+
 def _component(name: str, block: Any) -> Any:
     """Return a component, with its weight if any: of a scorer's class, or of a `function`."""
     if isinstance(block, list) and len(block) == 2:
         return _component(name, block[0]), block[1]
+    kind = Scorer | Component if isinstance(block, Mapping) and "class_path" in block else Scorer
+    component = _parsed(name, kind, _class_of(name, block))  # type: ignore[arg-type]
+    if isinstance(block, str) or kind is not Scorer:
+        return component
+    if "score" in block:
+        try:
+            component = component[block["score"]]
+        except KeyError as error:
+            raise ValueError(f"components.{name}: {error.args[0]}") from None
+    return (component, block["weight"]) if "weight" in block else component
+
+
+def _class_of(name: str, block: Any) -> dict[str, Any]:
+    """Return the class of a component and its arguments, of its short form too."""
     if isinstance(block, str):
         block = {"scorer": block}
     if isinstance(block, Mapping) and "function" in block:
@@ -100,14 +125,8 @@ def _component(name: str, block: Any) -> Any:
             f"components.{name} must have a scorer, such as scorer: CTRLEval, or a function"
         )
     if "class_path" in block:
-        return _parsed(name, Scorer | Component, block)  # type: ignore[arg-type]
+        return dict(block)
     options = {key: value for key, value in block.items() if key not in _COMPONENT_KEYS}
     options |= block.get("options") or {}
     path = block["scorer"] if "." in block["scorer"] else f"ctrlreward.scorers.{block['scorer']}"
-    component = _parsed(name, Scorer, {"class_path": path, "init_args": options})
-    if "score" in block:
-        try:
-            component = component[block["score"]]
-        except KeyError as error:
-            raise ValueError(f"components.{name}: {error.args[0]}") from None
-    return (component, block["weight"]) if "weight" in block else component
+    return {"class_path": path, "init_args": options}

@@ -20,6 +20,7 @@ from ctrlreward.command_line.parser import (
     gather_words,
     import_scorers,
 )
+from ctrlreward.command_line.reward_file import scorer_classes
 from ctrlreward.command_line.terminal import (
     direction_arrow,
     number_table,
@@ -79,16 +80,18 @@ def run(arguments: list[str]) -> None:
                 check_suffix(path)
             if ":/" not in str(tables[0]):
                 tables[0].stat()
-        for option, word in zip(arguments, [*arguments[1:], ""], strict=True):
-            if option.startswith("--config"):
-                file = option.partition("=")[2] or word
-                if "components" in read_config(file):  # as the presets are
-                    raise ValueError(f"{file} must have scorers, got the components of a reward")
+        for i, word in enumerate(arguments):
+            option, equals, file = word.partition("=")
+            file = file if equals else "".join(arguments[i + 1 : i + 2])
+            if option == "--config" and file and "components" in read_config(file):
+                scorers = json.dumps(scorer_classes(file))
+                arguments[i : i + 2 - len(equals)] = [f"--scorers={scorers}"]
         if any(word.startswith(("--scorers", "--config")) for word in arguments):
             import_scorers(arguments)
     description = f"{_DESCRIPTION}\n\n{SCORERS_HINT}"
     parser = command_parser("ctrlreward score", _USAGE, description, _EXAMPLES)
-    parser.add_argument("--config", action="config", help="YAML file with options")
+    help_config = "YAML file with options, or with the components of a reward, as the presets are"
+    parser.add_argument("--config", action="config", help=help_config)
     parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
     config = parser.parse_args(arguments)
     identity = json.loads(parser.dump(config, format="json"))["scorers"]  # functions by their paths

@@ -100,6 +100,25 @@ columns: {{text: output, label: wanted}}
     assert OneLetter.calls == [1]  # equal texts are scored once
 
 
+@pytest.mark.parametrize("option", ["--config=reward.yaml", "--config reward.yaml"])
+def test_the_scorers_of_a_reward_in_yaml(option: str) -> None:
+    Path("reward.yaml").write_text("""
+components:
+  most: &letters {scorer: fakes.OneLetter, weight: 0.5, score: letters, letter: o}
+  again: {<<: *letters, weight: 2}
+  shares: [{class_path: fakes.Share, init_args: {letters: g}}, 0.1]
+  longest: fakes.Length
+  also: {function: fakes.lengths}
+aggregate: minimum
+""")
+    write([{"text": "so good"}])
+    main(["score", "in.jsonl", "out.jsonl", *option.split()])
+    (row,) = read_rows("out.jsonl")
+    expected = {"letters": 1.0, "share": 1 / 6, "length": 7.0, "e": 0.0, "lengths": 7.0}
+    assert row == {"text": "so good", **expected}
+    assert OneLetter.calls == [1]  # one scorer for two components
+
+
 def test_a_score_without_its_column_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     Path("in.csv").write_text("text\nA good soup.\n")
     main(["score", "in.csv", "out.csv", "--scorers=LexiconSentiment"])
@@ -309,7 +328,6 @@ FILES: dict[str, list[dict[str, Any]]] = {
     "body.jsonl": [{"id": 1, "body": "a text"}],
     "scored.jsonl": [{"text": "a text", "letters": 1}],
     "moods.jsonl": [{"text": "a", "mood": m} for m in ["positive"] * 9 + ["happy"]],
-    "reward.jsonl": [{"components": {"few": {"scorer": "fakes.OneLetter"}}}],
     "prefixes.jsonl": [{"text": "a b", "prefix": p} for p in "aaaaaaaaab"],
 }
 # Arguments, with what the error names.
@@ -325,7 +343,6 @@ WRONG = [
     (f"in.tsv o.csv {BY_LETTERS}", "in.tsv must end"),
     (f"in.jsonl o.csv {BY_LETTERS} --config none.yaml", "none.yaml"),
     (f"in.jsonl o.csv {BY_LETTERS} --config in.jsonl", "in.jsonl is not YAML"),
-    ("in.jsonl o.csv --config reward.jsonl", "reward.jsonl must have scorers"),
     *((f"in.jsonl o.csv {BY_LETTERS} --shard={s}", "shard") for s in ("0/2", "3/2", "1")),
     *((f"{file} o.csv {BY_LETTERS}", file) for file in ("in.json", "memory://no/such.csv")),
     (f"in.jsonl memory://o.csv {BY_LETTERS}", "memory://o.csv"),
