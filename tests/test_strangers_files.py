@@ -230,6 +230,7 @@ CONTROLS = "worth\x1b[2J\x9b2J\a\u202e"
         ["compare", "rows.jsonl", "other.jsonl"],
         ["report", "first"],
         ["score", "rows.jsonl", "scored.jsonl", "--scorers", "Distinct", "--names", CONTROLS],
+        ["score", "rows.jsonl", "scored.jsonl", "--scorers", "Distinct", "--by", CONTROLS],
     ],
     ids=" ".join,
 )

@@ -25,6 +25,7 @@ from ctrlreward.command_line.terminal import (
     direction_arrow,
     number_table,
     plain_console,
+    printable,
     user_errors,
 )
 from ctrlreward.failures import rows_named
@@ -181,14 +182,15 @@ def score_file(
         if not seal.is_file() or seal.read_text() != _seal(log, target.read_bytes()):
             raise ValueError(f"{output} exists. Delete it, or choose another output.")
         path.unlink(missing_ok=True)
-        print(f"{output} is already complete. Delete it to score {input} again.")
+        print(printable(f"{output} is already complete. Delete it to score {input} again."))
         return
     if "outputs" in read:
-        print(_joined_line(read, samples))
+        print(printable(_joined_line(read, samples)))
     for line in _left_out(scorers, components, samples):
-        print(line)
+        print(printable(line))
     if compared and not by:
-        print(f"{', '.join(compared)} compare all texts; --by=COLUMN, those of each system apart")
+        names_of = printable(", ".join(compared))
+        print(f"{names_of} compare all texts; --by=COLUMN, those of each system apart")
     with rows_named(places, read):
         scores = score_parts(scored, samples, log, places, systems)
     added = {name: scores[name] for name in components}
@@ -203,7 +205,7 @@ def score_file(
         command += ["--systems", *two[:2]] if len(two) > 2 else []
         item = read.get("prompts") or read.get("prefixes")
         command += ["--id", item] if item not in (None, "prompt", "prefix") else []
-        print(f"Which is better: {shlex.join(command)}")
+        print(printable(f"Which is better: {shlex.join(command)}"))
 
 
 def _seal(log: JsonLog, content: bytes) -> str:

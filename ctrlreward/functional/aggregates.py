@@ -42,7 +42,7 @@ def counted_where(
     otherwise be avoided by failing the condition.
 
     Examples:
-        >>> counted_where(np.array([3.0, 3.0, -1.0]), np.array([0.9, 0.1, 0.1]), at_least=0.5)
+        >>> counted_where(np.array([3.0, 3.0, -1.0]), np.array([0.5, 0.1, 0.1]), at_least=0.5)
         array([ 3.,  0., -1.])
     """
     loss = np.minimum(scores, 0.0) if higher_is_better else np.maximum(scores, 0.0)
