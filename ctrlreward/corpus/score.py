@@ -189,8 +189,7 @@ def score_file(
     for line in _left_out(scorers, components, samples):
         print(printable(line))
     if compared and not by:
-        names_of = printable(", ".join(compared))
-        print(f"{names_of} compare all texts; --by=COLUMN, those of each system apart")
+        print(printable(f"computed over all texts, or by system with --by: {', '.join(compared)}"))
     with rows_named(places, read):
         scores = score_parts(scored, samples, log, places, systems)
     added = {name: scores[name] for name in components}

@@ -161,8 +161,10 @@ def parquet_rows(content: bytes, path: str, shard: str | None = None) -> list[tu
 
 def parquet_types(source: Path | str) -> dict[str, Any]:
     """Return the Arrow type of each column of a Parquet file."""
-    content = import_extra("pyarrow", str(source)).BufferReader(read_bytes(source))
-    schema = import_extra("pyarrow.parquet", str(source)).read_schema(content)
+    pyarrow, parquet = (import_extra(name, str(source)) for name in ("pyarrow", "pyarrow.parquet"))
+    remote = "://" in str(source)
+    # Of a local file, the footer alone is read.
+    schema = parquet.read_schema(pyarrow.BufferReader(read_bytes(source)) if remote else source)
     return dict(zip(schema.names, schema.types, strict=True))
 
 
@@ -191,7 +193,7 @@ def encode_rows(
 ) -> bytes:
     r"""Encode a table: all columns of n rows, then the scores, arrays of shape (n,) by name.
 
-    In Parquet, columns have the `types` of `parquet_types`, or else those of their values.
+    Parquet columns have the `types` of `parquet_types`, or a type that fits the values.
 
     NaN becomes null, in CSV an empty cell. Lists and objects are JSON in a cell of CSV. What JSON
     lacks, such as a date, becomes text, and infinity null. An unpaired surrogate, which UTF-8 can't
